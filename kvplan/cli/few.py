@@ -1,4 +1,4 @@
-"""Commands with few options: explain, diff, mix, init, profiles, models, gpus, schema, reproduce."""
+"""Commands of a few lines: analyze, import, explain, diff, mix, init, profiles, models, gpus, schema, reproduce."""
 
 from enum import StrEnum
 from functools import partial
@@ -12,6 +12,7 @@ from kvplan.cli import common, completion, options
 from kvplan.cli.options import argument, option
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError, did_you_mean
+from kvplan.options import AnalyzeOptions, ImportOptions
 
 
 class PageFormat(StrEnum):
@@ -175,7 +176,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a profile, for editors, or of what a command writes, for programs that read it."""
     from kvplan.profile.schema import json_schema as of_profile
-    from kvplan.report.schema import json_schema as of_report
+    from kvplan.report.keys import json_schema as of_report
     from kvplan.show import schemas
     from kvplan.show.view import json_text
 
@@ -234,3 +235,82 @@ def reproduce(
     if changed:
         common.say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
         raise typer.Exit(ExitCode.INTERNAL)
+
+
+@options.of(AnalyzeOptions)
+def analyze(
+    profile: options.Profile = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+    section: Annotated[
+        list[str] | None,
+        option(
+            "--section",
+            metavar="KEY",
+            help="Show this part of the details, such as load or wait. May be repeated.",
+            autocompletion=completion.sections,
+        ),
+    ] = None,
+    full: options.Full = False,
+    plot: options.Plot = None,
+    *,
+    asked: options.Asked,
+) -> None:
+    """Analyze a profile. The report has load, worst cycle, stability, caps and thresholds, and says what to do."""
+    from kvplan.show.report import view
+
+    if format is not options.DocumentFormat.TEXT and full:
+        raise UsageError("--full goes with --format text; the other formats are always whole")
+    if format is options.DocumentFormat.JSON and section:
+        raise UsageError("--section chooses what text and Markdown show; JSON is always whole")
+    common.check_plot(plot, [profile], output)
+    loaded = common.read(profile, output)
+    with common.progress_bar() as progress:
+        report = api.analyze(loaded, **asked, progress=progress)
+    shown = view(report, report.of, section, more="; --full shows the details")
+    common.write(shown, format, output, full=full, plot=plot)
+
+
+@options.of(ImportOptions)
+def importing(
+    files: Annotated[
+        list[str] | None,
+        argument(
+            metavar="[FILE]...",
+            help="Whatever there is, told apart by content: logs of engines, results of load generators, tables of "
+            "iterations, requests or traces, an answer of /metrics, a config.json, a profile; '-' for standard input.",
+        ),
+    ] = None,
+    *,
+    asked: options.Asked,
+    base: Annotated[
+        str | None,
+        option(
+            "--base",
+            metavar="PROFILE",
+            help="Profile that supplies what is neither measured nor estimated. Default: it is left out.",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
+    output: options.Output = None,
+) -> None:
+    """Make one profile of whatever there is: logs, results, requests, metrics, a model."""
+    from kvplan.show import gathered
+
+    files = files or []
+    if base == "-" and "-" in files:
+        raise UsageError("standard input can be the file or the --base, not both")
+    read_from = [*files, *(each.partition("=")[2] for each in asked.get("told", ())), asked.get("since", "")]
+    common.refuse_overwriting(output, [Path(path) for path in read_from if path])
+    kept = None if base is None else common.load(base)
+    with common.progress_bar() as progress:
+        found = api.import_files(
+            files,
+            **asked,
+            base=kept,
+            folder=output and output.parent,
+            announce=common.say_compiling,
+            progress=progress,
+        )
+    common.say_section(gathered.build(found))
+    write_result(found.profile.text, output)

@@ -7,29 +7,29 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 62_950,  # to become 50,000
+    "kvplan": 62_810,  # to become 50,000
     "kvplan/analysis": 7_130,  # to become 6,300
     "kvplan/ingest": 14_110,  # to become 9,300
     "kvplan/simulation": 11_380,  # to become 8,800
     "kvplan/study": 4_020,  # to become 2,800
-    "kvplan/report": 2_750,  # to become 2,000
+    "kvplan/report": 2_720,  # to become 2,000
     "kvplan/show": 4_350,  # to become 2,900
     "kvplan/planning": 3_140,  # to become 2,400
-    "kvplan/gate": 1_820,  # to become 1,400
+    "kvplan/gate": 1_810,  # to become 1,400
     "kvplan/emit": 1_120,
-    "kvplan/sweeps": 1_160,
+    "kvplan/sweeps": 1_150,
     "kvplan/compiling": 840,
     "kvplan/reproduction": 700,
-    "kvplan/cli": 1_630,  # to become 1,500
+    "kvplan/cli": 1_610,  # to become 1,500
     "kvplan/api": 520,
-    "kvplan/profile": 2_900,  # to become 2,100
-    "kvplan/model": 3_330,  # to become 2,600
+    "kvplan/profile": 2_850,  # to become 2,100
+    "kvplan/model": 3_320,  # to become 2,600
     "tests": 43_640,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_540,
 }
-MODULES, LONGEST = 316, 600  # of the package, to become 260; and lines of one
+MODULES, LONGEST = 312, 600  # of the package, to become 260; and lines of one
 
 
 def lines(path: Path) -> int:
