@@ -124,12 +124,11 @@ def _first(study: Study) -> Iterator[page.Block]:
     if len(results) > 1 and len({result.status for result in results}) == 1:
         alike.append(rows.pop()[1])
     for key in SCREENS["simulate"].split():
-        label, form = SIMULATION[key]
-        values = [result.figures[key] for result in results]
+        label, values = SIMULATION[key][0], [result.figures[key] for result in results]
         if not any(values):
             continue  # says nothing
         if len(results) > 1 and all(_close(value, values[0]) for value in values):
-            alike.append(f"{label} {written_as(form, values[0], 3)}")
+            alike.append(f"{label} {written_as(key, values[0], 3)}")
             continue
         best = _best(study, key, values)
         intervals = [
@@ -137,7 +136,7 @@ def _first(study: Study) -> Iterator[page.Block]:
         ]
         wide = wide or any(intervals)
         cells = (
-            f"{'* ' * (best is not None and _close(value, best))}{written_as(form, value, 3)}{interval}"
+            f"{'* ' * (best is not None and _close(value, best))}{written_as(key, value, 3)}{interval}"
             for value, interval in zip(values, intervals, strict=True)
         )
         rows.append((label, *cells))
@@ -181,12 +180,12 @@ def _grid(study: Study, search: grid.Search, most: int | None) -> Iterator[page.
 
 def _verdict(study: Study, search: grid.Search) -> str:
     """Say which variant is best, and whether that is sure."""
-    label, form = SIMULATION[search.figure]
+    label = SIMULATION[search.figure][0]
     halted = f" Livelock: {_some(search.livelocks)}." if search.livelocks else ""
     if search.best is None:
         return f"No best: none has {label}.{halted}"
     (result,) = study.only([search.best]).results
-    best = f"{label}: {search.best}, {written_as(form, result.figures[search.figure], 3)}"
+    best = f"{label}: {search.best}, {written_as(search.figure, result.figures[search.figure], 3)}"
     if search.figure == "e2e_s.mean":
         halted = f" All serve as many requests.{halted}"
     if not search.alike:
@@ -216,7 +215,7 @@ def _of_variant(key: str, first: str, result: PolicyResult) -> str:
         return result.status.value
     value = result.figures[key]
     half = _half(result.ci95.get(key), value, least=0.001) if key == first else ""
-    return f"{written_as(SIMULATION[key][1], value, 3)}{half}"
+    return f"{written_as(key, value, 3)}{half}"
 
 
 def _close(value: float | None, other: float | None) -> bool:
@@ -266,7 +265,7 @@ _BOUNDED = {
 
 
 def _bound(bound: StudyBound) -> str:
-    most = _BOUNDED[bound.figure].format(written_as(SIMULATION[bound.figure][1], bound.bound))
+    most = _BOUNDED[bound.figure].format(written_as(bound.figure, bound.bound))
     about = {"about.bound": most, "about.gap": sentence(SCREENS["hindsight_gap"], Ledger(bound))}
     return sentence(SCREENS["hindsight"], Ledger(bound, about)) or ""
 
@@ -293,13 +292,13 @@ def _side_by_side(study: Study) -> page.Table:
     columns = (page.Column("Figure"), *(page.number(result.policy) for result in study.results))
     rows = [("Status", *(result.status.value for result in study.results))]
     if_any = tuple(SCREENS["simulate_if_any"].split())
-    for key, (label, form) in SIMULATION.items():
+    for key, (label, _) in SIMULATION.items():
         if key.startswith(if_any) and not any(result.figures[key] for result in study.results):
             continue
-        rows.append((label, *(written_as(form, result.figures[key]) for result in study.results)))
+        rows.append((label, *(written_as(key, result.figures[key]) for result in study.results)))
         intervals = [result.ci95.get(key) for result in study.results]
         if key in SCREENS["simulate_with_interval"].split() and any(intervals):
-            rows.append(("", *(_interval(interval, form) for interval in intervals)))
+            rows.append(("", *(interval_of(key, interval) for interval in intervals)))
     return page.table(columns, rows)
 
 
@@ -317,9 +316,9 @@ def _classes(study: Study) -> page.Table:
     return page.tabulate(columns, range(len(classes)))
 
 
-def written_as(form: str, value: float | None, digits: int = 4) -> str:
+def written_as(key: str, value: float | None, digits: int = 4) -> str:
     """Write a figure of a policy in its form."""
-    match form:
+    match SIMULATION[key][1]:
         case "time":
             return format_seconds(value)
         case "percent":
@@ -330,8 +329,9 @@ def written_as(form: str, value: float | None, digits: int = 4) -> str:
             return format_number(value, digits)
 
 
-def _interval(ends: tuple[float, float] | None, form: str) -> str:
-    return ABSENT if ends is None else interval(*ends, partial(written_as, form))
+def interval_of(key: str, ends: tuple[float, float | None] | None) -> str:
+    """Write the interval of a figure."""
+    return ABSENT if ends is None else interval(*ends, partial(written_as, key))
 
 
 def charts(study: Study, capacity_tokens: int, search: grid.Search | None = None) -> tuple[Chart, ...]:
