@@ -89,9 +89,8 @@ def measure(asked: MeasureOptions) -> "Measured":
     from kvplan.planning.measuring import measuring
 
     commands_of(asked.tool)  # before anything is run
-    return outcomes.of_measuring(
-        measuring(services.profile(asked.profile).with_slos(asked.slo), asked.minutes), asked
-    )
+    loaded = services.profile(asked.profile).with_slos(asked.slo)
+    return outcomes.Measured.of_answer(measuring(loaded, asked.minutes), asked=asked)
 
 
 @takes(AnalyzeOptions)
@@ -122,7 +121,7 @@ def analyze(asked: AnalyzeOptions) -> "Report":
         trial=asked.trial,
         progress=asked.progress,
     )
-    return results.of_report(report, loaded)
+    return results.Report.of_answer(report, of=loaded)
 
 
 @takes(CheckOptions)
@@ -219,7 +218,7 @@ def simulate(asked: SimulateOptions) -> "Study":
     found = study.study(
         loaded.model, loaded.plan, load, policies, seeds, progress=asked.progress, announce=asked.announce
     )
-    return results.of_study(found, loaded, bounds)
+    return results.Study.of_answer(found, profile=loaded, bounds=bounds)
 
 
 @takes(SweepOptions)

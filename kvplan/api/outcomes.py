@@ -70,10 +70,3 @@ class Measured(Result, measuring.Measuring):
         from kvplan.show.measure import view
 
         return view(self, self.asked.tool, memory=self.asked.memory)
-
-
-def of_measuring(found: measuring.Measuring, asked: MeasureOptions) -> Measured:
-    """Return proposed runs as a result."""
-    result = Measured._make(found)
-    result.asked = asked
-    return result

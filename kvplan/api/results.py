@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,13 @@ class Result:
     """A result that prints its first screen, shows in notebooks, and gives its JSON and columns."""
 
     __slots__ = ()
+
+    @classmethod
+    def of_answer(cls, answer: Any, **beside: object) -> Self:
+        """Make a result of an answer of the package, and of what it rests on."""
+        result: Self = cls._make(answer)  # type: ignore[attr-defined]
+        vars(result).update(beside)
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` writes, as plain dicts, lists, strings and finite numbers or None."""
@@ -105,17 +112,3 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return "-" if math.isnan(value) else f"{value:.6g}"
     return "" if value is None else str(value)
-
-
-def of_report(report: assembly.Report, profile: Profile) -> Report:
-    """Return a report of a profile as a result."""
-    result = Report._make(report)
-    result.of = profile
-    return result
-
-
-def of_study(found: study.Study, profile: Profile, bounds: Sequence[StudyBound]) -> Study:
-    """Return a study of a profile as a result."""
-    result = Study._make(found)
-    result.profile, result.bounds = profile, bounds
-    return result
