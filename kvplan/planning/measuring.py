@@ -27,7 +27,7 @@ from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
 from kvplan.solve import boundary
 from kvplan.study.goodput import at_rate
-from kvplan.study.trial import Quick, Task
+from kvplan.study.trial import Task
 
 _WAVES, _FEWEST = 10, 20  # requests for each in flight, and at least
 _ENOUGH = 2  # numbers of replicas that may be left
@@ -126,6 +126,9 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         if concurrency > 1 and left[1] is not None and left[1] - left[0] < _ENOUGH:
             stopped = "at most two numbers are left" if left[0] < left[1] else "one number is left"
             break
+    stopped = stopped or "the next run is where these have moved the objective to"
+    if math.fsum(run.seconds for run in runs) > 60 * minutes:
+        stopped += f", and the first run takes more than the {minutes:g} minutes"
     return Measuring(
         profile,
         design.binding,
@@ -135,7 +138,7 @@ def measuring(profile: Profile, minutes: float) -> Measuring:
         design.interval(design.first_band),
         before,
         tuple(runs),
-        stopped or "the next run is where these have moved the objective to",
+        stopped,
     )
 
 
@@ -164,28 +167,28 @@ class Design:
 
     # ------------------------------------------------------------------------------------------------- the rate
 
-    def _looked(self, rate_rps: float, times: float) -> Quick:
+    def _task(self, times: float) -> Task:
         plan = self.profile.plan
-        return Task(at_rate(self.model, rate_rps), plan, plan.slower, times=times).quick(1, self.budget)
+        task = Task(self.model, plan, plan.slower, times=times)
+        task.sustainable_rps(self.budget)  # of every rate that is looked at
+        return task
 
     def _end(self, times: float) -> Ends:
         """Rates around the one at which a replica's objectives end, whose iterations take so many times as long."""
-        most = sustainable_rate(self.model)[1] / times
-        if not self._looked(_IDLE * most, times).passes:
+        most, task = sustainable_rate(self.model)[1] / times, self._task(times)
+
+        def ends(rate_rps: float) -> bool:
+            return not task.at_rate(rate_rps).quick(1, self.budget).passes
+
+        if ends(_IDLE * most):
             return 0.0, _IDLE * most
-        return boundary(
-            lambda rate: not self._looked(rate, times).passes,
-            _IDLE * most,
-            most,
-            close=_CLOSE,
-            geometric=True,
-        )
+        return boundary(ends, _IDLE * most, most, close=_CLOSE, geometric=True)
 
     @cached_property
     def _ends(self) -> tuple[float, str]:
         """The rate of a replica at which its objectives end, and which of them."""
         low, high = self._end(1.0)
-        missed = self._looked(high, 1.0)
+        missed = self._task(1.0).at_rate(high).quick(1, self.budget)
         worst = max(missed.decided, key=lambda decision: decision.excess, default=None)
         if low == 0:
             misses = "an objective" if worst is None else worst.key

@@ -180,6 +180,12 @@ class Task:
         """Demand with headroom, requests/s."""
         return self.model.total_rate_rps * (1 + self.headroom)
 
+    def at_rate(self, rate_rps: float) -> "Task":
+        """Return the task of another demand; what a replica sustains stays."""
+        task = replace(self, model=at_rate(self.model, rate_rps))
+        task.sustained.update(self.sustained)
+        return task
+
     def at(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> ServingModel:
         """Return the model that stands for so many replicas."""
         timing = stretched(self.model.timing, self.times * (1 + self.slower * slower))

@@ -7,13 +7,13 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 62_810,  # to become 50,000
+    "kvplan": 62_790,  # to become 50,000
     "kvplan/analysis": 7_130,  # to become 6,300
     "kvplan/ingest": 14_110,  # to become 9,300
     "kvplan/simulation": 11_380,  # to become 8,800
-    "kvplan/study": 4_020,  # to become 2,800
+    "kvplan/study": 4_030,  # to become 2,800
     "kvplan/report": 2_720,  # to become 2,000
-    "kvplan/show": 4_350,  # to become 2,900
+    "kvplan/show": 4_330,  # to become 2,900
     "kvplan/planning": 3_140,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
     "kvplan/emit": 1_120,
@@ -21,10 +21,10 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/compiling": 840,
     "kvplan/reproduction": 700,
     "kvplan/cli": 1_610,  # to become 1,500
-    "kvplan/api": 520,
+    "kvplan/api": 500,
     "kvplan/profile": 2_850,  # to become 2,100
     "kvplan/model": 3_320,  # to become 2,600
-    "tests": 43_640,  # to become 38,000
+    "tests": 43_650,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_540,

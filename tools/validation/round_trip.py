@@ -68,28 +68,28 @@ def outcomes(number: int, first: int = 0) -> Iterator[Outcome]:
 
 def case(rng: np.random.Generator) -> Outcome | None:
     """One plan; None where no number of replicas is enough."""
-    estimated = service(rng)
-    design = Design(estimated)
+    estimated, design = service(rng)
     off = widths(design.names) * rng.standard_normal(len(design.names))
     law = times_over(estimated, dict(zip(design.names, np.exp(off).tolist(), strict=True)))
     try:
         with tempfile.TemporaryDirectory() as folder:
-            return _judged(estimated, law, Path(folder), rng)
+            return _judged(estimated, design, law, Path(folder), rng)
     except UsageError as error:
         if "no number of replicas" in str(error):
             return None
         raise
 
 
-def service(rng: np.random.Generator) -> Profile:
-    """An estimated replica with a limit on TPOT that it meets with some requests at once."""
+def service(rng: np.random.Generator) -> tuple[Profile, Design]:
+    """An estimated replica with a limit on TPOT that it meets with some requests at once, and where it ends."""
     model, gpu = _KINDS[rng.integers(len(_KINDS))]
     prompt, answer = _LENGTHS[rng.integers(len(_LENGTHS))]
     traffic = {"name": "all", "input": prompt, "decode": answer, "rate": 1.0}
     alone = import_files(model=model, gpu=gpu).profile.changed({("classes",): [traffic]})
     limit_s = alone.model.timing.d0 * rng.uniform(1.4, 2.5)
     one = alone.changed({("slo",): {"tpot_s": {"mean": f"{limit_s} s"}}})
-    return one.changed({("classes", 0, "rate"): Design(one).rate_rps * rng.uniform(0.8, 3.5)})
+    design = Design(one)
+    return one.changed({("classes", 0, "rate"): design.rate_rps * rng.uniform(0.8, 3.5)}), design
 
 
 def times_over(profile: Profile, factors: Mapping[str, float]) -> Profile:
@@ -99,7 +99,9 @@ def times_over(profile: Profile, factors: Mapping[str, float]) -> Profile:
     return profile.changed({("timing", name): f"{value} s" for name, value in every.items()})
 
 
-def _judged(estimated: Profile, law: Profile, folder: Path, rng: np.random.Generator) -> Outcome:
+def _judged(
+    estimated: Profile, design: Design, law: Profile, folder: Path, rng: np.random.Generator
+) -> Outcome:
     (folder / "plan.toml").write_text(estimated.text)
     by_law = Design(law)
     misfits = _Misfits([math.log(by_law.at)], rng.standard_normal(3))
@@ -107,9 +109,9 @@ def _judged(estimated: Profile, law: Profile, folder: Path, rng: np.random.Gener
     truth = Design(times_over(law, {name: slower for name in by_law.names if name != "request_overhead"}))
     write = WRITERS[rng.integers(len(WRITERS))]
     files: list[Path] = []
-    profile = estimated
+    found = design
     for number in range(2):
-        load = by_law.loop(Design(profile).at)
+        load = by_law.loop(found.at)
         times = by_law.times(load.concurrency or 1)
         misfits.places.append(math.log(load.concurrency or 1))
         ttft_s = times[Kind.TTFT] * math.exp(NOISE[Kind.TTFT] * rng.standard_normal())
@@ -117,8 +119,7 @@ def _judged(estimated: Profile, law: Profile, folder: Path, rng: np.random.Gener
         seen = Run(load.concurrency or 1, load.inputs[0], load.outputs[0], load.requests or 1, ttft_s, tpot_s)
         files.append(folder / f"run-{number}.json")
         files[-1].write_text(json.dumps(write(seen)))
-        profile = import_files(files, base=folder / "plan.toml").profile
-    found = Design(profile)
+        found = Design(import_files(files, base=folder / "plan.toml").profile)
     low, high = found.interval(found.first_band)
     return Outcome(_fewest(truth), _fewest(found), low <= truth.rate_rps <= high)
 
