@@ -389,7 +389,7 @@ class Prices(Option["Amount | Mapping[str, float] | None", dict[str, float] | No
 
 
 class ApiPrice(NamedTuple):
-    """What an API asks for a million tokens in, and for a million out."""
+    """Price of an API for a million tokens in, and for a million out."""
 
     per_million_in: float
     per_million_out: float

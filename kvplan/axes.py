@@ -17,7 +17,7 @@ Number = int | float
 
 
 class Quantity(NamedTuple):
-    """How values of a key are written, whether they are whole, and their unit where profiles have no plain numbers."""
+    """Notation of a key's values: units, whether they are whole, and the unit where profiles have no plain numbers."""
 
     units: Mapping[str, Fraction]
     whole: bool

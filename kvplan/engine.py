@@ -27,7 +27,7 @@ class EngineName(StrEnum):
 
 
 class Admission(StrEnum):
-    """What has to fit in free memory for a waiting prompt to begin: all of it, or the part computed first."""
+    """Part of a waiting prompt that has to fit in free memory for it to begin: all of it, or what is computed first."""
 
     WHOLE_PROMPT = "whole-prompt"
     FIRST_CHUNK = "first-chunk"

@@ -18,7 +18,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process returns; other programs branch on these."""
+    """Exit codes of the process; other programs branch on these."""
 
     DONE = 0
     GATE_FAILED = 1
@@ -37,7 +37,7 @@ class UsageError(Exception):
 
 
 class EngineError(Exception):
-    """What the work was to run on has failed: a scheduler that is gone, workers that die again and again."""
+    """An executor has failed: its scheduler is gone, or workers die again and again."""
 
 
 class OutputError(UsageError):

@@ -1,4 +1,4 @@
-"""What commands and functions are asked for: a record of options each, filled by the command line and by programs."""
+"""Options of commands and functions: a record each, filled by the command line and by programs."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass, field
@@ -46,7 +46,7 @@ Announce: TypeAlias = Callable[[str, bool], None] | None  # told of a policy who
 
 
 class Router(StrEnum):
-    """What sends requests to replicas."""
+    """Routers in front of replicas."""
 
     ANY = "any"
     SESSION = "session"
@@ -55,7 +55,7 @@ class Router(StrEnum):
 
 
 class Arrivals(StrEnum):
-    """How requests arrive."""
+    """Kinds of arrivals."""
 
     POISSON = "poisson"
     GAMMA = "gamma"
@@ -66,7 +66,7 @@ class Arrivals(StrEnum):
 
 
 class TimeUnit(StrEnum):
-    """What times of requests are in."""
+    """Units of times of requests."""
 
     NS = "ns"
     US = "us"
@@ -75,7 +75,7 @@ class TimeUnit(StrEnum):
 
 
 class Target(StrEnum):
-    """What a profile is written for: engines, and what operates a service."""
+    """Targets of emit: engines, and what operates a service."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -96,7 +96,7 @@ class CountedBy(StrEnum):
 
 
 class Aim(StrEnum):
-    """What is measured beside the speed."""
+    """Figures to measure beside the speed."""
 
     MEMORY = "memory"
 
@@ -117,7 +117,7 @@ _SLO = Objectives(
 
 @dataclass(kw_only=True)
 class ModelOptions:
-    """How a model runs, and on what."""
+    """Options of a model and its GPUs."""
 
     gpu_memory: Text[str | None] = Text("Memory of a GPU as --gpu names it, such as 96GB.", metavar="SIZE")
     gpu_bandwidth: Text[str | None] = Text("Bandwidth of its memory, such as 4TB/s.", metavar="RATE")
@@ -155,7 +155,7 @@ class ModelOptions:
 
 @dataclass
 class PlanOptions(ModelOptions):
-    """What is asked of a plan of services: a model of the catalogue or a config.json, or one or more profiles."""
+    """Options of a plan of services: a model of the catalogue or a config.json, or one or more profiles."""
 
     services: "Service | Iterable[Service]" = ()
     _: KW_ONLY
@@ -244,7 +244,7 @@ class PlanOptions(ModelOptions):
 
 @dataclass
 class AnalyzeOptions:
-    """What is asked of a report on a profile."""
+    """Options of a report on a profile."""
 
     profile: "Service | None" = None
     _: KW_ONLY
@@ -258,7 +258,7 @@ class AnalyzeOptions:
 
 @dataclass
 class MeasureOptions:
-    """What is to be measured, with what, and in how much time."""
+    """Options of measurements: aim, load generator and time."""
 
     profile: "Service | None" = None
     _: KW_ONLY
@@ -282,7 +282,7 @@ class MeasureOptions:
 
 @dataclass
 class CheckOptions:
-    """What a profile has to be."""
+    """Requirements on a profile."""
 
     profile: "Service | None" = None
     _: KW_ONLY
@@ -501,7 +501,7 @@ class ImportOptions(ModelOptions):
 
 @dataclass(kw_only=True)
 class EmitOptions:
-    """What a profile is written for, and names of its service."""
+    """Target of emit, and names of the service."""
 
     target: Choice[Target | None] = Choice(
         Target, "What to write for. Default: the engine of the profile, or vllm."

@@ -109,7 +109,9 @@ def brief(model: ServingModel, plan: Plan = PLAN) -> Analyses:
 
 def brief_report(model: ServingModel, plan: Plan = PLAN, name: str = "a model") -> Report:
     """The report of `brief`."""
-    return report_of(brief(model, plan), ProfileIdentity(name, "5e6f" * 16))
+    analyses = brief(model, plan)
+    analyses.profile = ProfileIdentity(name, "5e6f" * 16)
+    return report_of(analyses)
 
 
 def leave_out_runs(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from slow_simulator import SlowResult
 from small_runs import GAPS, Case
 
 from kvplan.simulation.outcome import Ending, Outcome
@@ -83,8 +82,10 @@ def settings_of(case: Case) -> dict[str, Any]:
     return {key: values if key == "max_new" else values[0] for key, values in case.parameters.items()}
 
 
-def same(fast: Outcome, slow: SlowResult, cache: Any) -> None:
-    """A run does what a slow one does, request by request, and finds what its cache finds."""
+def same(fast: Outcome, kind: Any, case: Case) -> Any:
+    """A run does what a slow one of a kind does, request by request, and finds what its cache finds."""
+    cache = kind(case.requests, case.timing, case.replica, settings_of(case))
+    slow = cache.run(case.horizon_s)
     assert (fast.ending is Ending.LIVELOCK) == slow.livelock
     assert fast.iterations == slow.iterations
     assert fast.series.kv_tokens.tolist() == slow.kv_per_iteration
@@ -97,3 +98,4 @@ def same(fast: Outcome, slow: SlowResult, cache: Any) -> None:
     assert fast.found.hit_tokens.tolist() == cache.hits
     assert fast.found.recovered_tokens.tolist() == cache.recovered
     assert fast.found.cached_tokens.tolist() == cache.cached_per_iteration[: fast.iterations]
+    return cache

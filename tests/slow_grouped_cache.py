@@ -13,28 +13,23 @@ who would find one that has become known in this iteration.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from slow_prefix_cache import Cached
-from slow_simulator import LivelockError, Request, SlowResult, Work, attended
+from slow_simulator import LivelockError, Request, Work, attended
 
-from kvplan.model import Replica, Timing
 from kvplan.model.kv_layout import Attention, Group
-from kvplan.simulation.requests import Requests
 
 
 class Grouped(Cached):
     """A table for each group, of blocks or None."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        assert replica.layout is not None
-        self.layout = replica.layout
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        assert self.replica.layout is not None
+        self.layout = self.replica.layout
         self.groups: list[Group] = []
-        for group in replica.layout.groups:
+        for group in self.replica.layout.groups:
             self.groups += [group] * group.copies
         self.new_states: set[Any] = set()  # of this iteration
         self.tables: list[list[list[int | None]]] = [[[] for _ in self.groups] for _ in self.all]
@@ -146,9 +141,8 @@ class Grouped(Cached):
         return preempted
 
     def admit_from_the_queue(self) -> None:
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
         spared = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
-        while self.queue and self.budget > 0 and len(self.resident) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats:
             request = self.queue[0]
             sequence, found = request.input_tokens + request.generated, self.found_blocks(request)
             tables: list[list[int | None]] = []
@@ -164,32 +158,12 @@ class Grouped(Cached):
                 return
             self.queue.pop(0)
             self.resident.append(request)
-            for block in (b for table in tables for b in table if b is not None):
-                if self.holders[block] == 0:
-                    self.free.remove(block)
-                self.holders[block] += 1
+            self.share([block for table in tables for block in table if block is not None])
             self.tables[request.index] = tables
-            request.computed = found * self.block
-            if request.evictions == 0:
-                self.hits[request.index] = request.computed
-            else:
-                self.recovered[request.index] += request.computed
+            self.begin_with(request, found * self.block)
             self.grant(request, int(min(sequence - request.computed, self.budget)))
 
     def execute(self, batch: list[Request]) -> Work:
         work = super().execute(batch)
         work.kv_tokens = sum(attended(self.layout, request.computed) for request in batch)
         return work
-
-
-def simulate(
-    requests: Requests,
-    timing: Timing,
-    replica: Replica,
-    params: Mapping[str, Any],
-    *,
-    horizon_s: float | None = None,
-) -> tuple[SlowResult, Grouped]:
-    """Run on one list of requests; the pool is that of the end."""
-    run = Grouped(requests, timing, replica, params)
-    return run.run(horizon_s), run

@@ -20,25 +20,19 @@ Loads
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from slow_prefix_cache import Cached
-from slow_simulator import Request, SlowResult
-
-from kvplan.model import Replica, Timing
-from kvplan.simulation.requests import Requests
+from slow_simulator import Request
 
 
 class WithHost(Cached):
     """Both tiers."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        assert replica.offload is not None
-        self.tier = replica.offload
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        assert self.replica.offload is not None
+        self.tier = self.replica.offload
         self.host: dict[int, None] = {}  # by content, first to go first
         self.loading: list[Request] = []
         self.ready_s: dict[Request, float] = {}
@@ -112,9 +106,8 @@ class WithHost(Cached):
     def admit_from_the_queue(self) -> None:
         if self.serve_loaded():
             return
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
         spared = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
-        while self.queue and self.budget > 0 and len(self.resident) + len(self.loading) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) + len(self.loading) < self.seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
             names = [self.name(request, place) for place in range((sequence - 1) // self.block)]
@@ -132,10 +125,7 @@ class WithHost(Cached):
             if needed + (0 if self.is_alone() else spared) > len(self.free):
                 return
             self.queue.pop(0)
-            for block in hits:
-                if self.holders[block] == 0:
-                    self.free.remove(block)
-                self.holders[block] += 1
+            self.share(hits)
             self.held[request.index] = list(hits)
             for name in names[:end]:
                 self.host.pop(name, None)
@@ -146,12 +136,9 @@ class WithHost(Cached):
                 self.hash_of[block] = name
                 self.copies.setdefault(name, []).append(block)
             self.trim()
-            request.computed = end * self.block
+            self.begin_with(request, end * self.block)
             if request.evictions == 0:
-                self.hits[request.index] = request.computed
                 self.loaded[request.index] = (end - len(hits)) * self.block
-            else:
-                self.recovered[request.index] += request.computed
             seconds = (end - len(hits)) * (self.tier.load_s * self.block)
             self.link_busy_s += seconds
             if seconds > 0 and self.tier.overlap:
@@ -163,16 +150,3 @@ class WithHost(Cached):
             self.loads_s += seconds
             self.resident.append(request)
             self.grant(request, int(min(sequence - request.computed, self.budget)))
-
-
-def simulate(
-    requests: Requests,
-    timing: Timing,
-    replica: Replica,
-    params: Mapping[str, Any],
-    *,
-    horizon_s: float | None = None,
-) -> tuple[SlowResult, WithHost]:
-    """Run on one list of requests; the pools are those of the end."""
-    run = WithHost(requests, timing, replica, params)
-    return run.run(horizon_s), run

@@ -26,22 +26,18 @@ Turns
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
-from slow_simulator import Request, SlowResult, Vllm
+from slow_simulator import Request, Vllm
 
-from kvplan.model import Replica, Timing
 from kvplan.simulation.requests import Requests
 
 
 class WithTurns(Vllm):
     """Requests that others bring, and shedding."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
+    def __init__(self, requests: Requests, *rest: Any) -> None:
+        super().__init__(requests, *rest)
         self.turns = requests.turns
         if self.turns is not None:
             for request in self.all:
@@ -56,6 +52,18 @@ class WithTurns(Vllm):
                     sent = int(beside[sent])
             self.waits = {int(self.turns.following[r]): 1 + len(sent) for r, sent in self.sends.items()}
             self.due: dict[int, float] = {}
+
+        self.hits = [0 for _ in self.all]
+        self.recovered = [0 for _ in self.all]
+        self.cached_per_iteration: list[int] = []
+
+    def begin_with(self, request: Request, tokens: int) -> None:
+        """Count tokens that a cache has of a request as computed."""
+        request.computed = tokens
+        if request.evictions == 0:
+            self.hits[request.index] = tokens
+        else:
+            self.recovered[request.index] += tokens
 
     def next_arrival(self) -> float | None:
         self.to_come.sort(key=lambda r: (math.inf if r.arrival_s is None else r.arrival_s, r.index))
@@ -118,21 +126,16 @@ def spelt(requests: Requests, request: Request) -> list[tuple[Any, int]]:
 class Cached(WithTurns):
     """The pool of blocks."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
+    def __init__(self, requests: Requests, *rest: Any) -> None:
+        super().__init__(requests, *rest)
         self.spelt = [spelt(requests, request) for request in self.all]
         self.free = deque(range(self.usable_blocks))
         self.hash_of: dict[int, Any] = {}  # of a block
         self.copies: dict[Any, list[int]] = {}  # of a hash, blocks in order of registration
         self.holders = [0] * self.usable_blocks
         self.held: list[list[int]] = [[] for _ in self.all]
-        self.hits = [0 for _ in self.all]
-        self.recovered = [0 for _ in self.all]
         self.numbers: dict[Any, int] = {}  # of what blocks can hold
         self.names: list[list[int]] = [[] for _ in self.all]  # of the blocks of a request
-        self.cached_per_iteration: list[int] = []
 
     def name(self, request: Request, place: int) -> int:
         """What a block of a request is known by: a number for what is in it and all that is before it."""
@@ -156,6 +159,12 @@ class Cached(WithTurns):
                 del self.copies[known_by]
         self.holders[block] = 1
         self.held[request.index].append(block)
+
+    def share(self, blocks: list[int]) -> None:
+        for block in blocks:
+            if self.holders[block] == 0:
+                self.free.remove(block)
+            self.holders[block] += 1
 
     def give_back(self, request: Request) -> None:
         for block in reversed(self.held[request.index]):
@@ -198,9 +207,8 @@ class Cached(WithTurns):
         super().preempt(victim)
 
     def admit_from_the_queue(self) -> None:
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
         spared = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
-        while self.queue and self.budget > 0 and len(self.resident) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
             hits = self.found(request)
@@ -211,16 +219,9 @@ class Cached(WithTurns):
                 return
             self.queue.pop(0)
             self.resident.append(request)
-            for block in hits:
-                if self.holders[block] == 0:
-                    self.free.remove(block)
-                self.holders[block] += 1
+            self.share(hits)
             self.held[request.index] = list(hits)
-            request.computed = len(hits) * self.block
-            if request.evictions == 0:
-                self.hits[request.index] = request.computed
-            else:
-                self.recovered[request.index] += request.computed
+            self.begin_with(request, len(hits) * self.block)
             self.grant(request, int(min(sequence - request.computed, self.budget)))
 
     def kv_held(self, batch: list[Request]) -> int:
@@ -232,26 +233,11 @@ class Cached(WithTurns):
         super().is_answered(request)
 
 
-def simulate(
-    requests: Requests,
-    timing: Timing,
-    replica: Replica,
-    params: Mapping[str, Any],
-    *,
-    horizon_s: float | None = None,
-) -> tuple[SlowResult, Cached]:
-    """Run on one list of requests; the pool is that of the end."""
-    run = Cached(requests, timing, replica, params)
-    return run.run(horizon_s), run
-
-
 class Capped(Cached):
     """At most `cap` sessions in flight, from a first admission to the end of a last turn; their turns go first."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
+    def __init__(self, requests: Requests, *rest: Any) -> None:
+        super().__init__(requests, *rest)
         self.in_flight, self.turn = 0, set[int]()
         for before, then in enumerate(requests.turns.following.tolist()):
             if then >= 0 and then != requests.turns.instead[before]:

@@ -24,14 +24,12 @@ The tree
 """
 
 import math
-from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
 from slow_prefix_cache import WithTurns, spelt
-from slow_simulator import LivelockError, Request, Sglang, SlowResult
+from slow_simulator import Request, Sglang
 
-from kvplan.model import Replica, Timing
 from kvplan.simulation.requests import Requests
 
 Page = tuple[Any, ...]
@@ -120,17 +118,12 @@ class Tree:
 
 
 class Radix(WithTurns, Sglang):
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
+    def __init__(self, requests: Requests, *rest: Any) -> None:
+        super().__init__(requests, *rest)
         self.tree = Tree()
         self.tokens = [spelt(requests, request) for request in self.all]
         self.node = [self.tree.root for _ in self.all]  # locked by each request
         self.in_tree = [True for _ in self.all]  # nothing of it waits to be put there
-        self.hits = [0 for _ in self.all]
-        self.recovered = [0 for _ in self.all]
-        self.cached_per_iteration: list[int] = []
 
     # -- memory
 
@@ -182,15 +175,13 @@ class Radix(WithTurns, Sglang):
 
     def compute_prompts(self) -> None:
         self.remember_prompts()
-        limit = self.replica.max_num_batched_tokens
-        self.budget = math.inf if limit is None else limit
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        self.budget = self.limit
         running = [request for request in self.resident if request is not self.begun]
         whole = 0
         if self.begun is not None:
             whole += self.remaining(self.begun)
             self.compute_some(self.begun)
-        while self.queue and self.budget > 0 and len(self.resident) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
             found, node = self.tree.look_up(self.pages(request, sequence - 1))
@@ -202,11 +193,7 @@ class Radix(WithTurns, Sglang):
             self.queue.pop(0)
             self.resident.append(request)
             self.hold(request, node)
-            request.computed = found * self.block
-            if request.evictions == 0:
-                self.hits[request.index] = request.computed
-            else:
-                self.recovered[request.index] += request.computed
+            self.begin_with(request, found * self.block)
             whole += self.remaining(request)
             self.compute_some(request)
         self.make_room(0)
@@ -224,39 +211,16 @@ class Radix(WithTurns, Sglang):
         self.make_room(self.taken())
         while self.free_blocks() * self.block < self.taken():
             victim = max(self.resident, key=self.goes_first)
-            self.resident.remove(victim)
             self.hold(victim, self.tree.root)
-            self.preempt(victim)
-            self.queue.append(self.queue.pop(0))
+            self.retract(victim)
             retracted = True
-            if not self.resident:
-                raise LivelockError
             self.make_room(20 * len(self.resident))
             self.make_room(self.taken())
         for request in self.resident:
             request.blocks = self.blocks_after(request)
             self.grant(request, 1)
-        if retracted:
-            generated = sum(request.generated for request in self.resident)
-            longest = sum(map(self.max_new, self.resident))
-            self.ratio = min(1.0, (generated + 20 * len(self.resident)) / (longest + 1))
-        else:
-            least = 0.14 * self.first_ratio
-            self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
+        self.move_ratio(self.resident, retracted)
 
     def taken(self) -> int:
         """Tokens of the pages that a decode takes."""
         return self.block * sum(self.blocks_after(request) - request.blocks for request in self.resident)
-
-
-def simulate(
-    requests: Requests,
-    timing: Timing,
-    replica: Replica,
-    params: Mapping[str, Any],
-    *,
-    horizon_s: float | None = None,
-) -> tuple[SlowResult, Radix]:
-    """Run on one list of requests; the tree is that of the end."""
-    run = Radix(requests, timing, replica, params)
-    return run.run(horizon_s), run

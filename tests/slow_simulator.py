@@ -271,6 +271,9 @@ class Run:
         self.replica = replica
         self.params = params
         self.block = replica.block_tokens
+        self.seats = math.inf if replica.max_num_seqs is None else replica.max_num_seqs
+        limit = replica.max_num_batched_tokens
+        self.limit = math.inf if limit is None else limit  # of tokens in an iteration
         self.all = [
             Request(i, int(s), int(d), int(c))
             for i, (s, d, c) in enumerate(
@@ -437,11 +440,9 @@ class Run:
 class StageRun(Run):
     """What all stage policies share: weights, eviction, and the work of a batch."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        self.inline = replica.prefill is Prefill.INLINE
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.inline = self.replica.prefill is Prefill.INLINE
         for request in self.all:
             request.first_weight = request.input_tokens if self.inline else request.input_tokens + 1
             request.stages = request.decode_tokens + 1 if self.inline else request.decode_tokens
@@ -463,19 +464,22 @@ class StageRun(Run):
             victim = self.resident.pop()
             if victim in batch:
                 batch.remove(victim)
-            self.recomputed_tokens += victim.weight - 1
-            victim.stage = 0
-            victim.evictions += 1
-            self.queue.insert(0, victim)
-            self.evicted += 1
+            self.begin_again(victim)
             somebody = True
-            if not self.resident:
-                raise LivelockError
         return somebody
+
+    def begin_again(self, victim: Request) -> None:
+        self.recomputed_tokens += victim.weight - 1
+        victim.stage = 0
+        victim.evictions += 1
+        self.queue.insert(0, victim)
+        self.evicted += 1
+        if not self.resident:
+            raise LivelockError
 
     def may_run(self) -> float:
         """Most requests resident at once."""
-        return math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        return self.seats
 
     def fits(self, request: Request, batch: list[Request]) -> bool:
         """Whether a queued request can be admitted next to everything resident."""
@@ -697,10 +701,8 @@ class AlphaProtection(StageRun):
 class Mc(StageRun):
     """Predicted stages are in `predicted`; of the present, what is held counts, not what was predicted."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         longest = max(request.stages for request in self.all)
         known = self.params.get("assume", "exact") == "exact"
         self.predicted = {request: request.stages if known else longest for request in self.all}
@@ -738,10 +740,8 @@ class McSf(Mc):
 
 
 class AMin(Mc):
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         silent = 1 if self.inline else 0
         self.predicted = {request: int(self.params["shortest"]) + silent for request in self.all}
 
@@ -750,31 +750,22 @@ class AMin(Mc):
             victim = min(reversed(self.resident), key=lambda request: self.predicted[request])
             self.predicted[victim] = max(self.predicted[victim], victim.stage)
             self.resident.remove(victim)
-            self.recomputed_tokens += victim.weight - 1
-            victim.stage = 0
-            victim.evictions += 1
-            self.queue.insert(0, victim)
-            self.evicted += 1
-            if not self.resident:
-                raise LivelockError
+            self.begin_again(victim)
         return super().form(drain)
 
 
 class Vllm(Run):
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         for request in self.all:
             request.input_tokens = max(request.input_tokens, 1)
-        self.usable_blocks = replica.memory_tokens // self.block - 1
+        self.usable_blocks = self.replica.memory_tokens // self.block - 1
 
     def free_blocks(self) -> int:
         return self.usable_blocks - sum(request.blocks for request in self.resident)
 
     def form(self, drain: bool) -> list[Request]:
-        limit = self.replica.max_num_batched_tokens
-        self.budget: float = math.inf if limit is None else limit
+        self.budget = self.limit
         for request in self.resident:
             request.granted = 0
         preempted = self.walk_the_running_list()
@@ -824,9 +815,8 @@ class Vllm(Run):
         self.budget -= tokens
 
     def admit_from_the_queue(self) -> None:
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
         watermark_blocks = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
-        while self.queue and self.budget > 0 and len(self.resident) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
             kept_free = watermark_blocks if self.resident else 0
@@ -887,12 +877,10 @@ def attended(layout: KvLayout, tokens: int) -> float:
 class LayeredVllm(Vllm):
     """With layers of several kinds: a request frees what its windows have passed when its turn comes."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        assert replica.layout is not None
-        self.layout = replica.layout
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        assert self.replica.layout is not None
+        self.layout = self.replica.layout
         for request in self.all:
             self.forget(request)
 
@@ -940,8 +928,7 @@ class LayeredVllm(Vllm):
         return preempted
 
     def admit_from_the_queue(self) -> None:
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
-        while self.queue and self.budget > 0 and len(self.resident) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
             if self.whole(int(self.asked(sequence))) > self.free_blocks():
@@ -962,11 +949,9 @@ class Trtllm(Vllm):
 
     waited = 0
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        self.usable_blocks = replica.memory_tokens // self.block
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.usable_blocks = self.replica.memory_tokens // self.block
 
     def form(self, drain: bool) -> list[Request]:
         wait, tokens = (self.params.get(f"batch_wait_{what}", 0) for what in ("iterations", "tokens"))
@@ -990,8 +975,7 @@ class Trtllm(Vllm):
 
 class TrtllmMaxUtilization(Trtllm):
     def form_waiting_or_not(self, waiting: bool) -> list[Request]:
-        limit, seats = self.replica.max_num_batched_tokens, self.replica.max_num_seqs
-        self.budget = math.inf if limit is None else limit
+        self.budget = self.limit
         for request in self.all:
             request.granted = 0
         listed, position = [*self.resident, *self.queue], 0
@@ -999,7 +983,7 @@ class TrtllmMaxUtilization(Trtllm):
             request = listed[position]
             if waiting and not request.decodes:
                 break
-            if request not in self.resident and len(self.resident) == seats:
+            if request not in self.resident and len(self.resident) == self.seats:
                 break
             need = int(min(request.input_tokens + request.generated - request.computed, self.budget))
             lacking = math.ceil((request.computed + need) / self.block) - request.blocks
@@ -1039,8 +1023,7 @@ class TrtllmNoEvict(Trtllm):
         raise AssertionError("nobody is preempted")
 
     def admit_from_the_queue(self) -> None:
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
-        while self.queue and self.budget > 0 and len(self.resident) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats:
             request = self.queue[0]
             if sum(map(self.at_its_longest, [*self.resident, request])) > self.usable_blocks:
                 return
@@ -1052,11 +1035,9 @@ class TrtllmNoEvict(Trtllm):
 
 
 class VllmV0(Vllm):
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        self.usable_blocks = replica.memory_tokens // self.block
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.usable_blocks = self.replica.memory_tokens // self.block
 
     def form(self, drain: bool) -> list[Request]:
         self.budget = math.inf  # of decodes
@@ -1083,19 +1064,15 @@ class VllmV0(Vllm):
 
     def prompts(self) -> list[Request]:
         """Those that are admitted now."""
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
-        limit = (
-            math.inf if self.replica.max_num_batched_tokens is None else self.replica.max_num_batched_tokens
-        )
         watermark_blocks = int(float(self.params.get("watermark", 0.0)) * self.usable_blocks)
         admitted: list[Request] = []
         held = sum(request.blocks for request in self.resident)
-        while self.queue and len(self.resident) < seats:
+        while self.queue and len(self.resident) < self.seats:
             request = self.queue[0]
             held += self.blocks_for(request)
             kept_free = watermark_blocks if self.resident else 0
             tokens = sum(one.input_tokens + one.generated for one in [*admitted, request])
-            if held > self.usable_blocks - kept_free or (admitted and tokens > limit):
+            if held > self.usable_blocks - kept_free or (admitted and tokens > self.limit):
                 break
             admitted.append(self.queue.pop(0))
             self.resident.append(request)
@@ -1105,15 +1082,12 @@ class VllmV0(Vllm):
 class Sarathi(Vllm):
     t = 0
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        self.usable_blocks = replica.memory_tokens // self.block
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.usable_blocks = self.replica.memory_tokens // self.block
 
     def form(self, drain: bool) -> list[Request]:
-        limit = self.replica.max_num_batched_tokens
-        self.budget = math.inf if limit is None else limit
+        self.budget = self.limit
         for request in self.all:
             request.granted = 0
         self.walk_the_running_list()
@@ -1134,9 +1108,8 @@ class Sarathi(Vllm):
         return of_iteration(self.t, cap)
 
     def admit_from_the_queue(self) -> None:
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
         allowance, admitted = self.allowance(), 0
-        while self.queue and self.budget > 0 and len(self.resident) < seats and admitted < allowance:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats and admitted < allowance:
             request = self.queue[0]
             if not self.fits(request):
                 return
@@ -1153,12 +1126,10 @@ class Sarathi(Vllm):
 
 
 class Sglang(Vllm):
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        self.usable_blocks = replica.memory_tokens // self.block
-        self.first_ratio = min(1.0, 0.7 * params["conservativeness"])
+    def __init__(self, requests: Requests, *rest: Any) -> None:
+        super().__init__(requests, *rest)
+        self.usable_blocks = self.replica.memory_tokens // self.block
+        self.first_ratio = min(1.0, 0.7 * self.params["conservativeness"])
         self.ratio = self.first_ratio
         self.begun: Request | None = None  # its prompt is computed in part
         self.steps = math.inf  # that decoded, since it looked for requests
@@ -1189,15 +1160,13 @@ class Sglang(Vllm):
         return batch
 
     def compute_prompts(self) -> None:
-        limit = self.replica.max_num_batched_tokens
-        self.budget = math.inf if limit is None else limit
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        self.budget = self.limit
         running = [request for request in self.resident if request is not self.begun]
         whole = 0  # to come of those computed in this iteration
         if self.begun is not None:
             whole += self.remaining(self.begun)
             self.compute_some(self.begun)
-        while self.queue and self.budget > 0 and len(self.resident) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
             kept = self.ratio * sum(self.remaining(other) for other in running) + whole
@@ -1222,20 +1191,25 @@ class Sglang(Vllm):
             return
         retracted = False
         while sum(map(self.blocks_after, self.resident)) > self.usable_blocks:
-            victim = max(self.resident, key=self.goes_first)
-            self.resident.remove(victim)
-            self.preempt(victim)
-            self.queue.append(self.queue.pop(0))
+            self.retract(max(self.resident, key=self.goes_first))
             retracted = True
-            if not self.resident:
-                raise LivelockError
         for request in self.resident:
             request.blocks = self.blocks_after(request)
             self.grant(request, 1)
+        self.move_ratio(self.resident, retracted)
+
+    def retract(self, victim: Request) -> None:
+        self.resident.remove(victim)
+        self.preempt(victim)
+        self.queue.append(self.queue.pop(0))
+        if not self.resident:
+            raise LivelockError
+
+    def move_ratio(self, running: list[Request], retracted: bool) -> None:
         if retracted:
-            generated = sum(request.generated for request in self.resident)
-            longest = sum(map(self.max_new, self.resident))
-            self.ratio = min(1.0, (generated + 20 * len(self.resident)) / (longest + 1))
+            generated = sum(request.generated for request in running)
+            longest = sum(map(self.max_new, running))
+            self.ratio = min(1.0, (generated + 20 * len(running)) / (longest + 1))
         else:
             least = 0.14 * self.first_ratio
             self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
@@ -1251,17 +1225,15 @@ class Sglang(Vllm):
 class LayeredSglang(Sglang):
     """With windows in a pool of their own, kept page by page."""
 
-    def __init__(
-        self, requests: Requests, timing: Timing, replica: Replica, params: Mapping[str, Any]
-    ) -> None:
-        super().__init__(requests, timing, replica, params)
-        assert replica.layout is not None
-        self.layout = replica.layout
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        assert self.replica.layout is not None
+        self.layout = self.replica.layout
         (self.windows,) = (one for one in self.layout.layers if one.window)
         (full,) = (one for one in self.layout.layers if not one.window)
-        ratio = float(params.get("swa_full_tokens_ratio", 0.8))
+        ratio = float(self.params.get("swa_full_tokens_ratio", 0.8))
         self.bytes = full.count * full.bytes, self.windows.count * self.windows.bytes
-        memory = replica.memory_tokens // self.block * self.layout.block_bytes
+        memory = self.replica.memory_tokens // self.block * self.layout.block_bytes
         tokens = int(memory / (self.bytes[0] + ratio * self.bytes[1]))
         self.usable_blocks, self.window_blocks = tokens // self.block, int(tokens * ratio) // self.block
         self.tables: dict[Request, Allocator] = {}
@@ -1274,9 +1246,7 @@ class LayeredSglang(Sglang):
         request.blocks = math.ceil((request.computed + tokens) / self.block)
 
     def compute_prompts(self) -> None:
-        limit = self.replica.max_num_batched_tokens
-        self.budget = math.inf if limit is None else limit
-        seats = math.inf if self.replica.max_num_seqs is None else self.replica.max_num_seqs
+        self.budget = self.limit
         running = [request for request in self.resident if request is not self.begun]
         whole = 0  # to come of those computed in this iteration
         room = self.free_windows() * self.block
@@ -1287,7 +1257,7 @@ class LayeredSglang(Sglang):
                 return
             whole += self.remaining(begun)
             room -= self.compute_some(begun)
-        while self.queue and self.budget > 0 and len(self.resident) < seats:
+        while self.queue and self.budget > 0 and len(self.resident) < self.seats:
             request = self.queue[0]
             sequence = request.input_tokens + request.generated
             kept = self.ratio * sum(self.remaining(other) for other in running) + whole
@@ -1335,22 +1305,12 @@ class LayeredSglang(Sglang):
         retracted = False
         while self.free_blocks() < 0 or self.free_windows() < 0:
             victim = max(running, key=self.goes_first)
-            self.resident.remove(victim)
             running.remove(victim)
-            self.preempt(victim)
-            self.queue.append(self.queue.pop(0))
+            self.retract(victim)
             retracted = True
-            if not self.resident:
-                raise LivelockError
         for request in running:
             self.grant(request, 1)
-        if retracted:
-            generated = sum(request.generated for request in running)
-            longest = sum(map(self.max_new, running))
-            self.ratio = min(1.0, (generated + 20 * len(running)) / (longest + 1))
-        else:
-            least = 0.14 * self.first_ratio
-            self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
+        self.move_ratio(running, retracted)
 
     def form(self, drain: bool) -> list[Request]:
         super().form(drain)

@@ -1,4 +1,4 @@
-"""What programs and notebooks call; everything heavy is imported when a function is called."""
+"""Functions for programs and notebooks; everything heavy is imported when one is called."""
 
 from typing import TYPE_CHECKING
 
@@ -90,9 +90,8 @@ def measure(asked: MeasureOptions) -> "Measured":
 
     commands_of(asked.tool)  # before anything is run
     address(asked.url)
-    return outcomes.of_measuring(
-        measuring(services.profile(asked.profile).with_slos(asked.slo), asked.minutes), asked
-    )
+    loaded = services.profile(asked.profile).with_slos(asked.slo)
+    return outcomes.Measured.of_answer(measuring(loaded, asked.minutes), asked=asked)
 
 
 @takes(AnalyzeOptions)
@@ -123,7 +122,7 @@ def analyze(asked: AnalyzeOptions) -> "Report":
         trial=asked.trial,
         progress=asked.progress,
     )
-    return results.of_report(report, loaded)
+    return results.Report.of_answer(report, of=loaded)
 
 
 @takes(CheckOptions)
@@ -152,7 +151,7 @@ def check(asked: CheckOptions) -> "Checked":
         changes=asked.remedies,
         progress=asked.progress,
     )
-    return outcomes.of_check(found)
+    return outcomes.Checked._make(found)
 
 
 @takes(ImportOptions)
@@ -220,7 +219,7 @@ def simulate(asked: SimulateOptions) -> "Study":
     found = study.study(
         loaded.model, loaded.plan, load, policies, seeds, progress=asked.progress, announce=asked.announce
     )
-    return results.of_study(found, loaded, bounds)
+    return results.Study.of_answer(found, profile=loaded, bounds=bounds)
 
 
 @takes(SweepOptions)
@@ -243,6 +242,6 @@ def sweep(asked: SweepOptions) -> "Sweep":
     """
     from kvplan.api import results, services
     from kvplan.sweeps.definition import asked_for
-    from kvplan.sweeps.results import arrays
+    from kvplan.sweeps.store import arrays
 
     return results.Sweep(arrays(asked_for(services.profile(asked.profile), asked)))

@@ -1,6 +1,5 @@
-"""What `kvplan.plan`, `kvplan.check` and `kvplan.import_files` return; apart, since their imports take longer."""
+"""Results of `kvplan.plan`, `check`, `import_files` and `measure`; apart, since their imports take longer."""
 
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kvplan.api.results import Result
@@ -35,7 +34,6 @@ class Plan(Result, planning.Plan):
         return view(self)
 
 
-@dataclass(frozen=True, slots=True)
 class Checked(Result, checking.Checked):
     """A profile, judged. Its columns have a row for each requirement."""
 
@@ -72,15 +70,3 @@ class Measured(Result, measuring.Measuring):
         from kvplan.show.measure import view
 
         return view(self, self.asked)
-
-
-def of_measuring(found: measuring.Measuring, asked: MeasureOptions) -> Measured:
-    """Return proposed runs as a result."""
-    result = Measured._make(found)
-    result.asked = asked
-    return result
-
-
-def of_check(checked: checking.Checked) -> Checked:
-    """Return what a check says as a result."""
-    return Checked(**{field.name: getattr(checked, field.name) for field in fields(checked)})

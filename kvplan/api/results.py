@@ -1,10 +1,10 @@
-"""What the functions of kvplan return: the results of the package, which also show themselves."""
+"""Results of kvplan's functions, which also show themselves."""
 
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,13 @@ class Result:
     """A result that prints its first screen, shows in notebooks, and gives its JSON and columns."""
 
     __slots__ = ()
+
+    @classmethod
+    def of_answer(cls, answer: Any, **beside: object) -> Self:
+        """Make a result of an answer of the package, and of what it rests on."""
+        result: Self = cls._make(answer)  # type: ignore[attr-defined]
+        vars(result).update(beside)
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``--format json`` writes, as plain dicts, lists, strings and finite numbers or None."""
@@ -88,8 +95,8 @@ class Sweep(Result, dict[str, NDArray[Any]]):
     def _view(self) -> View:
         return View(self._document, lambda full: page.document([self._section()]))
 
-    def _document(self) -> Json:
-        return {name: [None if _is_nan(v) else v for v in array.tolist()] for name, array in self.items()}
+    def _document(self) -> Json:  # only NaN differs from itself
+        return {name: [v if v == v else None for v in array.tolist()] for name, array in self.items()}
 
     def _section(self) -> page.Section:
         names = [name for name in self if name != "error" or any(self[name])]
@@ -101,25 +108,7 @@ class Sweep(Result, dict[str, NDArray[Any]]):
         return page.Section("sweep", f"{len(self['point']):,} points", (points,))
 
 
-def _is_nan(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
-
-
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return "-" if math.isnan(value) else f"{value:.6g}"
     return "" if value is None else str(value)
-
-
-def of_report(report: assembly.Report, profile: Profile) -> Report:
-    """Return a report of a profile as a result."""
-    result = Report._make(report)
-    result.of = profile
-    return result
-
-
-def of_study(found: study.Study, profile: Profile, bounds: Sequence[StudyBound]) -> Study:
-    """Return a study of a profile as a result."""
-    result = Study._make(found)
-    result.profile, result.bounds = profile, bounds
-    return result

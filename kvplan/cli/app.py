@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvplan.cli import analyze, check, emit, few, importing, measure, plan, simulate, sweep
+from kvplan.cli import check, emit, few, plan, simulate, sweep
 from kvplan.cli.common import say
 from kvplan.cli.output import ClosedPipeError, abandon_standard_output, write_result
 from kvplan.errors import EngineError, ExitCode, UsageError
@@ -45,8 +45,8 @@ def _kvplan(
 
 _EXAMPLES: dict[Callable[..., None], str] = {
     plan.plan: "kvplan plan Llama-3.1-70B --gpu H100 --rate 12 --in 3000 --out 400 --slo ttft-p95=2s",
-    measure.measure: "kvplan measure plan.toml --with vllm -o bench.sh",
-    analyze.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
+    plan.measure: "kvplan measure plan.toml --with vllm -o bench.sh",
+    few.analyze: "kvplan analyze llama-3.1-8b-rtx4090 --format markdown -o capacity.md",
     check.check: "kvplan check my-service.toml --require 'verdict.status == stable'",
     few.diff: "kvplan diff before.toml after.toml",
     simulate.simulate: "kvplan simulate --policy greedy,vllm --set vllm.watermark=0.05 --seeds 4",
@@ -55,7 +55,7 @@ _EXAMPLES: dict[Callable[..., None], str] = {
     few.mix: "kvplan mix two-tier-100-125 --replicas 2",
     few.explain: "kvplan explain worst_cycle.loss tool-calls-h100",
     few.reproduce: "kvplan reproduce sic-example-02",
-    importing.importing: "kvplan import serve.log requests.csv -o service.toml",
+    few.importing: "kvplan import serve.log requests.csv -o service.toml",
     few.init: "kvplan init my-service.toml",
     few.profiles: "kvplan profiles tool-calls-h100 > mine.toml",
     few.models: "kvplan models Llama-3.3",
@@ -68,7 +68,7 @@ _FAILS = {
     emit.emit: "1 no rate meets the objectives, or figures differ (--verify)",
 }
 for _command, _example in _EXAMPLES.items():
-    named = "import" if _command is importing.importing else None  # a word of Python's own
+    named = "import" if _command is few.importing else None  # a word of Python's own
     _codes = "; ".join(
         filter(
             None,

@@ -1,4 +1,4 @@
-"""What commands do alike: read the profile, say what goes on, write the result."""
+"""Steps that commands share: read the profile, say what goes on, write the result."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What a shell offers for a word that is half typed. Nothing is imported before it is needed."""
+"""Completions that a shell offers for a half-typed word. Nothing is imported before it is needed."""
 
 from collections.abc import Callable, Iterable
 

@@ -75,7 +75,7 @@ def _manifest(
     from kvplan.emit.service import lack, service
     from kvplan.emit.settings import for_engine
     from kvplan.model.fleet import Routing
-    from kvplan.show import manifest, verification
+    from kvplan.show import manifest
     from kvplan.study.operations import LOAD_S, derive, service_of
     from kvplan.study.verification import verify
 
@@ -109,4 +109,4 @@ def _manifest(
             ways = verify(day, operations, progress)
         if (warning := manifest.warning(ways[0].worst, operations.aim)) is not None:
             common.say(warning)
-        common.say_section(verification.section(ways))
+        common.say_section(manifest.simulated_days(ways))

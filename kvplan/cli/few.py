@@ -1,4 +1,4 @@
-"""Commands with few options: explain, diff, mix, init, profiles, models, gpus, schema, reproduce."""
+"""Commands of a few lines: analyze, import, explain, diff, mix, init, profiles, models, gpus, schema, reproduce."""
 
 from enum import StrEnum
 from functools import partial
@@ -12,17 +12,18 @@ from kvplan.cli import common, completion, options
 from kvplan.cli.options import argument, option
 from kvplan.cli.output import check_writable, write_result
 from kvplan.errors import ExitCode, UsageError, did_you_mean
+from kvplan.options import AnalyzeOptions, ImportOptions
 
 
 class PageFormat(StrEnum):
-    """How an explanation is written."""
+    """Formats of an explanation."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
 
 
 class Described(StrEnum):
-    """What a JSON Schema describes."""
+    """Subjects of a JSON Schema."""
 
     PROFILE = "profile"
     REPORT = "report"
@@ -50,10 +51,10 @@ def explain(
     from kvplan.report.explain import find, page
     from kvplan.show.explanation import view
 
-    found = find(key)
+    asked = find(key)
     loaded = common.read(profile, output)
     full = full or format is PageFormat.MARKDOWN
-    shown = page(found, api.analyze(loaded), loaded.model, loaded.plan, full=full)
+    shown = page(asked, api.analyze(loaded), loaded.model, loaded.plan, full=full)
     common.write(view(shown, loaded.sha256, full=full), format, output)
 
 
@@ -175,7 +176,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a profile, for editors, or of what a command writes, for programs that read it."""
     from kvplan.profile.schema import json_schema as of_profile
-    from kvplan.report.schema import json_schema as of_report
+    from kvplan.report.keys import json_schema as of_report
     from kvplan.show import schemas
     from kvplan.show.view import json_text
 
@@ -221,15 +222,95 @@ def reproduce(
         if not meant:
             raise UsageError(f"no experiment {name!r}; {did_you_mean(name, known, 'there are')}")
         wanted |= dict.fromkeys(meant)
-    found: list[Reproduction] = []
+    made: list[Reproduction] = []
     where = "cores" if len(wanted) > 1 else "serial"
     with common.progress_bar() as progress, executors.started(where, None) as engine:
         for each in executors.results(engine, partial(reproduced, announce=common.say_compiling), wanted):
-            found.append(each)
+            made.append(each)
             if progress is not None:
-                progress(len(found) / len(wanted))
-    common.write(view(found, detailed=len(found) == 1 or bool(set(names or ()) & set(known))), format, output)
-    changed = [each.experiment.name for each in found if not all(c.as_recorded for c in each.compared)]
+                progress(len(made) / len(wanted))
+    detailed = len(made) == 1 or bool(set(names or ()) & set(known))
+    common.write(view(made, detailed=detailed), format, output)
+    changed = [each.experiment.name for each in made if not all(c.as_recorded for c in each.compared)]
     if changed:
         common.say(f"error: other verdicts than on record, please report: {', '.join(changed)}")
         raise typer.Exit(ExitCode.INTERNAL)
+
+
+@options.of(AnalyzeOptions)
+def analyze(
+    profile: options.Profile = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+    section: Annotated[
+        list[str] | None,
+        option(
+            "--section",
+            metavar="KEY",
+            help="Show this part of the details, such as load or wait. May be repeated.",
+            autocompletion=completion.sections,
+        ),
+    ] = None,
+    full: options.Full = False,
+    plot: options.Plot = None,
+    *,
+    asked: options.Asked,
+) -> None:
+    """Analyze a profile. The report has load, worst cycle, stability, caps and thresholds, and says what to do."""
+    from kvplan.show.report import view
+
+    if format is not options.DocumentFormat.TEXT and full:
+        raise UsageError("--full goes with --format text; the other formats are always whole")
+    if format is options.DocumentFormat.JSON and section:
+        raise UsageError("--section chooses what text and Markdown show; JSON is always whole")
+    common.check_plot(plot, [profile], output)
+    loaded = common.read(profile, output)
+    with common.progress_bar() as progress:
+        report = api.analyze(loaded, **asked, progress=progress)
+    shown = view(report, report.of, section, more="; --full shows the details")
+    common.write(shown, format, output, full=full, plot=plot)
+
+
+@options.of(ImportOptions)
+def importing(
+    files: Annotated[
+        list[str] | None,
+        argument(
+            metavar="[FILE]...",
+            help="Whatever there is, told apart by content: logs of engines, results of load generators, tables of "
+            "iterations, requests or traces, an answer of /metrics, a config.json, a profile; '-' for standard input.",
+        ),
+    ] = None,
+    *,
+    asked: options.Asked,
+    base: Annotated[
+        str | None,
+        option(
+            "--base",
+            metavar="PROFILE",
+            help="Profile that supplies what is neither measured nor estimated. Default: it is left out.",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
+    output: options.Output = None,
+) -> None:
+    """Make one profile of whatever there is: logs, results, requests, metrics, a model."""
+    from kvplan.show import gathered
+
+    files = files or []
+    if base == "-" and "-" in files:
+        raise UsageError("standard input can be the file or the --base, not both")
+    read_from = [*files, *(each.partition("=")[2] for each in asked.get("told", ())), asked.get("since", "")]
+    common.refuse_overwriting(output, [Path(path) for path in read_from if path])
+    kept = None if base is None else common.load(base)
+    with common.progress_bar() as progress:
+        found = api.import_files(
+            files,
+            **asked,
+            base=kept,
+            folder=output and output.parent,
+            announce=common.say_compiling,
+            progress=progress,
+        )
+    common.say_section(gathered.build(found))
+    write_result(found.profile.text, output)

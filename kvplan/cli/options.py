@@ -1,4 +1,4 @@
-"""What commands have in common, and the options of records as those of a command."""
+"""Options that commands share, and those of records as options of a command."""
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
@@ -14,7 +14,7 @@ from kvplan.cli import completion
 
 
 class DocumentFormat(StrEnum):
-    """How an outcome is written."""
+    """Formats of a result."""
 
     TEXT = "text"
     MARKDOWN = "markdown"

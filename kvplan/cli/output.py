@@ -91,15 +91,12 @@ def _to_standard_output(text: str) -> None:
     if sys.stdout is None:
         raise OSError("it is closed")
     try:
-        sys.stdout.buffer.write(text.encode(_encoding(), errors="replace"))
+        encoding = sys.stdout.encoding if sys.stdout.isatty() else "utf-8"
+        sys.stdout.buffer.write(text.encode(encoding, errors="replace"))
         sys.stdout.flush()
     except OSError:
         abandon_standard_output()
         raise
-
-
-def _encoding() -> str:
-    return sys.stdout.encoding if sys.stdout is not None and sys.stdout.isatty() else "utf-8"
 
 
 def abandon_standard_output() -> None:

@@ -1,4 +1,4 @@
-"""`kvplan plan`: from a model, GPUs and a demand to replicas, settings and price."""
+"""`kvplan plan`: from a model, GPUs and a demand to replicas and price; `kvplan measure`: runs that settle it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ from kvplan import api
 from kvplan.cli import common, completion, options
 from kvplan.cli.options import argument
 from kvplan.cli.output import check_writable, write_result
-from kvplan.errors import ExitCode
-from kvplan.options import PlanOptions
+from kvplan.errors import ExitCode, UsageError
+from kvplan.options import MeasureOptions, PlanOptions
 
 _SILENT_S = 5.0  # between two lines where nobody watches
 
@@ -44,17 +44,17 @@ def plan(
     common.refuse_overwriting(file, [Path(service) for service in services])
     wanted = [common.load(service) if service == "-" else service for service in services]
     with _looking() as progress:
-        found = api.plan(wanted, **asked, folder=file and file.parent, progress=progress)
+        result = api.plan(wanted, **asked, folder=file and file.parent, progress=progress)
     kept = file if file is not None and file.suffix == ".toml" else None
-    shown = view(found, full=full, kept=None if kept is None else str(kept))
+    shown = view(result, full=full, kept=None if kept is None else str(kept))
     common.write(shown, format, None if kept else file)
-    if kept and found.profile is not None:
-        write_result(found.profile.text, kept)
+    if kept and result.profile is not None:
+        write_result(result.profile.text, kept)
     if plot is not None:
         common.write_plot(shown.charts, plot)
-    if found.status is Status.IMPOSSIBLE:
+    if result.status is Status.IMPOSSIBLE:
         raise typer.Exit(ExitCode.GATE_FAILED)
-    if found.status is Status.INTERRUPTED:
+    if result.status is Status.INTERRUPTED:
         raise KeyboardInterrupt
 
 
@@ -84,3 +84,23 @@ def seldom(say: Callable[[str], None]) -> Callable[[str], None]:
             say(what)
 
     return passed
+
+
+@options.of(MeasureOptions)
+def measure(
+    asked: options.Asked,
+    profile: options.Profile = None,
+    format: options.Format = options.DocumentFormat.TEXT,
+    output: options.Output = None,
+) -> None:
+    """Propose the runs of a load generator that settle a plan. -o bench.sh writes them as a script."""
+    from kvplan.show.measure import view
+
+    check_writable(output)
+    if profile in (None, "-"):
+        raise UsageError("measure: a file or a shipped profile, which the commands that follow name")
+    result = api.measure(common.read(profile, output), **asked)
+    script = output if output is not None and output.suffix == ".sh" else None
+    common.write(view(result, result.asked), format, None if script else output)
+    if script is not None:
+        write_result(result.script, script)

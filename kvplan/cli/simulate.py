@@ -15,7 +15,7 @@ from kvplan.options import SimulateOptions
 
 
 class TableFormat(StrEnum):
-    """How a comparison is written."""
+    """Formats of a comparison."""
 
     TEXT = "text"
     MARKDOWN = "markdown"

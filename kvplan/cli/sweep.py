@@ -85,7 +85,7 @@ def sweep(
 def _draw(definition: "Sweep", results: Path, plot: Path) -> None:
     """Draw the plot of what the file of results holds."""
     from kvplan.show import sweeps
-    from kvplan.sweeps.results import read as read_back
+    from kvplan.sweeps.store import read as read_back
 
     columns = read_back(definition, results, sweeps.columns_of(definition))
     if sweeps.STATUS_KEY not in columns:

@@ -53,17 +53,17 @@ def _open_to_others(path: str) -> str:
     """
     place = path
     while True:
-        found = os.stat(place)
-        sticky = place != path and found.st_mode & stat.S_ISVTX
-        if not _is_ours(found, root=place != path) and not (sticky and found.st_uid in (0, os.getuid())):
+        status = os.stat(place)
+        sticky = place != path and status.st_mode & stat.S_ISVTX
+        if not _is_ours(status, root=place != path) and not (sticky and status.st_uid in (0, os.getuid())):
             return place
         if (place := os.path.dirname(place)) == os.path.dirname(place):
             return ""
 
 
-def _is_ours(found: os.stat_result, *, root: bool = False) -> bool:
+def _is_ours(status: os.stat_result, *, root: bool = False) -> bool:
     """Tell whether only we can write there, or also `root`."""
-    return found.st_uid in (os.getuid(), *([0] if root else [])) and not found.st_mode & 0o022
+    return status.st_uid in (os.getuid(), *([0] if root else [])) and not status.st_mode & 0o022
 
 
 def lasts() -> bool:
@@ -120,15 +120,15 @@ def load(file: str | None) -> bytes | None:
             if not _is_ours(os.fstat(stream.fileno())):
                 _say_not_kept(os.path.dirname(file), f"others could write to {os.path.basename(file)!r}")
                 return None
-            found = stream.read()
+            content = stream.read()
     except FileNotFoundError:
         return None
     except OSError as error:
         _say(f"compiled code in {os.path.dirname(file)!r} cannot be read, compiling again: {error.strerror}")
         return None
     size = _DIGEST().digest_size
-    if _DIGEST(found[size:]).digest() == found[:size]:
-        return found[size:]
+    if _DIGEST(content[size:]).digest() == content[:size]:
+        return content[size:]
     _say_damaged(file)
     return None
 

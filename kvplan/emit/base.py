@@ -4,15 +4,17 @@ A further engine is a module with its record, `ENGINE`, and its name in `kvplan.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvplan.engine import numbers
 from kvplan.ingest.model.hardware import tables
 from kvplan.model import Engine as Served
 from kvplan.model import Parallelism, Replica, ServingModel
 from kvplan.model.replica import Offload
+
+_tables = cache(partial(tables, Path(__file__).with_name("flags.toml")))
 
 
 class Flag(NamedTuple):
@@ -24,12 +26,12 @@ class Flag(NamedTuple):
 
     @property
     def words(self) -> str:
-        """As a command has them."""
+        """Arguments of a command."""
         return self.flag if self.value is None else f"{self.flag} {self.value}"
 
 
 class Known(NamedTuple):
-    """What flags.toml says of a flag; a `section` of the configuration file if it is inside one."""
+    """A flag of flags.toml; `section` is that of the configuration file it belongs to, if any."""
 
     takes: str | Mapping[str, str]
     since: str = ""
@@ -51,11 +53,6 @@ class Known(NamedTuple):
 def version_of(engine: "Engine", model: ServingModel) -> str:
     """Return the version of an engine; empty where it is not known, or the model's is another engine."""
     return model.engine.version if model.engine is not None and model.engine.name == engine.name else ""
-
-
-@cache
-def _tables() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    return tables(Path(__file__).with_name("flags.toml"))
 
 
 def parallel_flags(shared: Mapping[str, int]) -> Iterator[Flag]:

@@ -19,7 +19,7 @@ _URL = re.compile(r"https?://[^\s\"'<>]+")
 
 
 class Metrics(NamedTuple):
-    """What an engine calls its gauges and counters; empty where no version-independent name is known."""
+    """Names of an engine's gauges and counters; empty where no name holds for all versions."""
 
     title: str
     running: str

@@ -154,7 +154,7 @@ def _prefix_cache(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     """Set the prefix cache where the engine's default is another, or changes from version to version."""
     replica, on = model.replica, engine.cache_on
     by_default = on is None or engine.flags[on.flag].is_default_in(version_of(engine, model))
-    states = replica.layout is not None and any(one.is_state for one in replica.layout.layers)
+    states = replica.layout is not None and any(layers.is_state for layers in replica.layout.layers)
     flag = on if replica.prefix_caching else engine.cache_off
     if flag is not None and (replica.prefix_caching != by_default or (states and on is not None)):
         yield flag

@@ -22,7 +22,7 @@ _OF_MODEL = "of [model] in the profile"
 
 
 class Start(NamedTuple):
-    """What starts an engine: the words that its command begins with, flags, and what there is to say of both."""
+    """Command that starts an engine: the words it begins with, flags, and notes on both."""
 
     words: str
     flags: tuple[Flag, ...]
@@ -31,7 +31,7 @@ class Start(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """What follows the words."""
+        """Flags and their values."""
         return [] if self.in_file else [flag.words for flag in self.flags]
 
     @property
@@ -141,7 +141,7 @@ class _Model:
 
     @property
     def _kv_dtype(self) -> str | None:
-        """What the engine calls the type of the KV cache; None where it takes that by itself, or has no such type."""
+        """Engine's name of the KV cache type; None where it takes that by itself, or has no such type."""
         words = self.engine.flags[self.engine.spellings["kv_dtype"]].takes
         return None if isinstance(words, str) else words.get(self.kind.lower())
 

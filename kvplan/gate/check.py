@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from kvplan.errors import ExitCode, ProfileError, UsageError
 from kvplan.gate.judgement import Judgement, Subject, holds, is_costly, judge, value_of
@@ -31,7 +30,7 @@ _MEASURED_BY = {"gpu": "LOG", "timing": "RESULT...", "workload": "REQUESTS"}
 
 
 class Outcome(StrEnum):
-    """What is known of a profile in the end."""
+    """Verdict on a profile."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -39,7 +38,7 @@ class Outcome(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who demands it."""
+    """Where a demand was made."""
 
     PROFILE = "profile"
     OPTION = "option"
@@ -49,7 +48,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a key may drift from a baseline in either direction, as a share of the value there."""
+    """Drift of a key from a baseline that is tolerated, up or down, as a share of the value there."""
 
     key: Key
     share: float
@@ -108,8 +107,7 @@ class Problem:
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """A profile, judged.
 
     `source` is what messages call it, `file` None for standard input and shipped profiles, name and hash None where it
@@ -136,7 +134,7 @@ class Checked:
 
 def worst(checked: Sequence[Checked]) -> Outcome:
     """Return the outcome of all together: unusable outweighs failed; unusable where there is none."""
-    outcomes = {one.outcome for one in checked} or {Outcome.UNUSABLE}
+    outcomes = {each.outcome for each in checked} or {Outcome.UNUSABLE}
     return next(o for o in (Outcome.UNUSABLE, Outcome.FAILED, Outcome.PASSED) if o in outcomes)
 
 
@@ -148,7 +146,7 @@ def exit_code(checked: Sequence[Checked]) -> ExitCode:
 
 def unusable(file: str | None, error: ProfileError) -> Checked:
     """Return the result for a profile that cannot be read."""
-    problems = (Problem(str(one), getattr(one, "line", None)) for one in (error, *error.others))
+    problems = (Problem(str(refusal), getattr(refusal, "line", None)) for refusal in (error, *error.others))
     return Checked(error.source, file, None, None, (), tuple(problems))
 
 
@@ -179,7 +177,8 @@ def check(
     >>> check(profile, None, [parse("load.load_factor_max >= 1.2")]).outcome
     <Outcome.UNUSABLE: 'unusable'>
     """
-    subject = Subject(ProfileIdentity(profile.name, profile.sha256), report_of(profile, progress), tries=True)
+    identity = {"profile": ProfileIdentity(profile.name, profile.sha256)}
+    subject = Subject(Analyses(profile.model, profile.plan, identity, progress=progress), tries=True)
     results: list[Result] = []
     problems = list(_refused(profile, {*profile.accepted, *accepted}))
 
@@ -254,11 +253,6 @@ def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:
             )
 
 
-def report_of(profile: Profile, progress: Progress | None = None) -> Analyses:
-    """Return the blocks of a profile's report, each computed when it is asked for."""
-    return Analyses(profile.model, profile.plan, progress=progress)
-
-
 def _problem(profile: Profile, error: UsageError, place: tuple[str | int, ...] = ()) -> Problem:
     if not place:
         return Problem(f"{profile.source}: {error}")
@@ -269,14 +263,11 @@ def _problem(profile: Profile, error: UsageError, place: tuple[str | int, ...] =
 def _own(profile: Profile) -> Iterator[_Demand]:
     for i, text in enumerate(profile.requirements):
         place = ("gate", "require", i)
-        yield place, partial(_written, text, profile.line(*place))
+        yield place, partial(_required, text, Origin.PROFILE, profile.line(*place))
 
 
-def _written(text: str, line: int | None, subject: Subject) -> Result:
-    return _required(parse(text), Origin.PROFILE, line, subject)
-
-
-def _required(requirement: Requirement, origin: Origin, line: int | None, subject: Subject) -> Result:
+def _required(demand: Requirement | str, origin: Origin, line: int | None, subject: Subject) -> Result:
+    requirement = parse(demand) if isinstance(demand, str) else demand
     judgement = judge(requirement, subject)
     bound = f"{requirement.symbol} {requirement.bound}"
     return Result(
@@ -321,28 +312,17 @@ _DRIFT = Key("the tolerated drift", (), Record("", ""))
 
 
 def demands(asked: CheckOptions) -> Demands:
-    """Read what is required beside what profiles require themselves."""
-    return requirements(asked.require), baseline(asked.baseline, asked.tolerance)
-
-
-def requirements(texts: Sequence[str]) -> list[Requirement]:
-    """Read requirements beside those of profiles."""
-    return [_read("--require", parse, text) for text in texts]
-
-
-def baseline(file: Path | None, tolerances: Sequence[str]) -> Baseline | None:
-    """Read an earlier report, and how far a profile may drift from it."""
-    if file is None:
-        if tolerances:
-            raise UsageError(
-                "--tolerance says how far a report may drift from --baseline, which is not given"
-            )
-        return None
-    if not tolerances:
+    """Read requirements beside those of profiles, and an earlier report with how far a profile may drift from it."""
+    required = [_read("--require", parse, text) for text in asked.require]
+    if asked.baseline is None and asked.tolerance:
+        raise UsageError("--tolerance says how far a report may drift from --baseline, which is not given")
+    if asked.baseline is None:
+        return required, None
+    if not asked.tolerance:
         raise UsageError("--baseline is compared with nothing: say what may drift with --tolerance KEY=SHARE")
-    found = tuple(_read("--tolerance", read_tolerance, text) for text in tolerances)
-    data, source = read_file(str(file))
-    return Baseline(source, read_report(data, source), found)
+    tolerated = tuple(_read("--tolerance", read_tolerance, text) for text in asked.tolerance)
+    data, source = read_file(str(asked.baseline))
+    return required, Baseline(source, read_report(data, source), tolerated)
 
 
 def _read(option: str, reader: Callable[[str], _T], text: str) -> _T:
@@ -365,15 +345,15 @@ def read_tolerance(text: str) -> Tolerance:
     key = parse_key(name.strip())
     if key.kind is not Kind.NUMBER:
         raise UsageError(f"{key.text} is {key.kind} and cannot drift; demand it with --require")
-    found = parse_number(_DRIFT, share.strip())
-    if found < 0:
+    tolerated = parse_number(_DRIFT, share.strip())
+    if tolerated < 0:
         raise UsageError(f"{key.text}: the tolerated drift cannot be negative, as {share.strip()!r} is")
-    if found > 1:
+    if tolerated > 1:
         meant = "" if share.strip().endswith("%") else f"; did you mean {share.strip()}%?"
         raise UsageError(
             f"{key.text}: within {share.strip()} of the baseline no fall can fail; at most 100%{meant}"
         )
-    return Tolerance(key, found)
+    return Tolerance(key, tolerated)
 
 
 def read_report(data: bytes, source: str) -> dict[str, Any]:
@@ -398,11 +378,11 @@ def read_report(data: bytes, source: str) -> dict[str, Any]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    table = dict(pairs)
+    if len(table) < len(pairs):
         twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
         raise ValueError(f"the key {twice[:60]!r} stands in it twice")
-    return found
+    return table
 
 
 def _refuse_constant(constant: str) -> float:

@@ -1,4 +1,4 @@
-"""Whether a running service still does what its plan says: counters of its requests, each with what the plan allows.
+"""A running service against its plan: counters of its requests, each with what the plan allows.
 
 A mean length of n requests scatters by σ/√n. It is outside where it is further off than its tolerance and than three
 standard errors. A window is long enough where 95 % of those with lengths that drift by a share δ are outside:
@@ -34,7 +34,7 @@ _TIMES, _MORE = 3.0, 10.0  # preemptions: so many times as planned, and so many 
 
 
 class Verdict(StrEnum):
-    """How a figure stands to the plan."""
+    """Verdict on a figure of the service."""
 
     INSIDE = "inside"
     OUTSIDE = "outside"
@@ -87,7 +87,7 @@ class Drift(NamedTuple):
 
     @property
     def is_short(self) -> bool:
-        """Whether some figure is open for want of requests."""
+        """Tell whether a figure is open for want of requests."""
         open_ = (figure.needed for figure in self.figures if figure.verdict is Verdict.OPEN)
         return max(open_, default=0) > self.metrics.requests
 

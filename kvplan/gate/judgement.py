@@ -1,23 +1,102 @@
-"""Judge whether a report meets a requirement. What cannot be judged is refused, never passed; so is null."""
+"""Judge whether a report meets a requirement. What cannot be judged is refused, never passed; so is null.
+
+A limit of a simulated figure is decided by runs: by the share of requests beyond it, a mean by its interval, with more
+runs until there is an answer (`kvplan.study.objectives`).
+"""
 
 import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.errors import UsageError
 from kvplan.gate.requirement import PLAN_HOLDS, Key, Requirement, Value, quoted
-from kvplan.gate.simulated import Standing, standing
-from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
+from kvplan.model import ServingModel
+from kvplan.model.slo import FIGURES, TIMES
+from kvplan.report.assembly import Analyses
 from kvplan.report.keys import BLOCKS, Kind
 from kvplan.report.ledger import KeyPath, Named, at, parsed, plain
 from kvplan.report.words import Status
-from kvplan.study.objectives import State
+from kvplan.simulation.estimates import QUANTILES
+from kvplan.simulation.policies import engine_settings
+from kvplan.study.objectives import Decision, State, decide
 from kvplan.study.operating_point import Status as Growth
-from kvplan.units import rounded
-from kvplan.version import __version__
+from kvplan.study.sample import OVER_TIME
+from kvplan.units import format_number, format_percent, format_seconds, rounded
+
+_MEANS = (*OVER_TIME, "preemptions_per_request")
+
+
+class Limit(NamedTuple):
+    """An upper bound of a figure."""
+
+    key: str
+    bound: float
+
+
+class Standing(NamedTuple):
+    """Verdict on an upper limit of a figure; `value` by the runs that decided, None where the queue grows."""
+
+    state: State
+    value: float | None
+    doubt: str = ""
+
+
+def standing(key: Key, limit: float, analyses: Analyses, *, tries: bool) -> Standing | None:
+    """Decide a limit of a simulated figure; None where the key is not about one, or it has no value.
+
+    With `tries` by as many runs as it takes, within the budget; without, by the interval of the report.
+    """
+    figure = _figure_of(key, analyses.whole)
+    latency = analyses.latency if figure is not None else None
+    if figure is None or latency is None:
+        return None
+    if latency.status is Growth.GROWING:
+        return Standing(State.MISSES, None)
+    if latency.reason is not None:
+        return None
+    name, which = figure
+    if tries:
+        settings = engine_settings(analyses.model)
+        [decision] = decide(analyses.whole, analyses.plan, settings, [Limit(name, limit)], which=which)
+        doubt = _open_text(decision) if decision.state is State.OPEN else ""
+        return None if decision.value is None else Standing(decision.state, decision.value, doubt)
+    if which is not None or name not in latency.ci95:
+        return None
+    low, high = latency.ci95[name]
+    state = State.HOLDS if high is not None and high <= limit else State.OPEN
+    return Standing(State.MISSES if low > limit else state, None)
+
+
+def _figure_of(key: Key, model: ServingModel) -> tuple[str, int | None] | None:
+    """Return the figure that a key is about, and the class; None where limits are not decided by runs."""
+    match key.path:
+        case ("latency", str(time), str(figure)) if time in TIMES and figure in FIGURES:
+            return f"{time}.{figure}", None
+        case ("latency", str(name)) if name in _MEANS:
+            return name, None
+        case ("latency", "classes", Named(name), str(time), str(figure)) if time in TIMES:
+            names = [c.name for c in model.classes]
+            return (f"{time}.{figure}", names.index(name)) if name in names else None
+        case ("latency", "classes", int(which), str(time), str(figure)) if time in TIMES:
+            return (f"{time}.{figure}", which) if which < len(model.classes) else None
+    return None
+
+
+def _open_text(decision: Decision) -> str:
+    """Say how wide it is: of a percentile the share beyond the limit, of a mean the mean."""
+    share, width = decision.share, decision.width
+    time, _, figure = decision.key.partition(".")
+    if figure in QUANTILES:
+        ends = f"{format_percent(max(share - width, 0))} to {format_percent(min(share + width, 1))}"
+        of = "gaps" if time == "itl_s" else "requests"
+        return f"still open, {ends} of {of} exceed the limit where {format_percent(decision.allowed)} may"
+    written = format_seconds if figure else format_number
+    low, high = (written(decision.limit * max(share + sign * width, 0)) for sign in (-1, 1))
+    return f"still open, from {low} to {high}"
+
 
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
@@ -52,8 +131,7 @@ class Subject:
     runs that are long enough to tell; without, a trial has no value, and the intervals of the report decide.
     """
 
-    def __init__(self, identity: ProfileIdentity, analyses: Analyses, *, tries: bool = False) -> None:
-        self.identity = identity
+    def __init__(self, analyses: Analyses, *, tries: bool = False) -> None:
         self.analyses = analyses
         self.tries = tries
         self._blocks: dict[str, Any] = {}
@@ -62,13 +140,7 @@ class Subject:
     def block(self, name: str) -> Any:
         """Return a block of the report as the contract has it."""
         if name not in self._blocks:
-            fixed = {
-                "schema_version": SCHEMA_VERSION,
-                "kvplan_version": __version__,
-                "profile": self.identity,
-            }
-            found = fixed[name] if name in fixed else getattr(self.analyses, name)
-            self._blocks[name] = plain(found, name)
+            self._blocks[name] = plain(getattr(self.analyses, name), name)
         return self._blocks[name]
 
     def value(self, key: Key) -> Value:
@@ -165,7 +237,7 @@ def judge(requirement: Requirement, subject: Subject) -> Judgement:
     >>> from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
     >>> chat = RequestClass("a", 5, (1,), (1.0,), 1.0)
     >>> model = ServingModel((chat,), Timing(1.0), Replica(60))
-    >>> subject = Subject(ProfileIdentity("small", ""), Analyses(model, Plan()))
+    >>> subject = Subject(Analyses(model, Plan()))
     >>> judge(parse("load.sustainable_rps >= 12"), subject)
     Judgement(got=10.0, margin=-2.0, passed=False, doubt='')
     """

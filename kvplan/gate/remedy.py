@@ -29,7 +29,7 @@ from kvplan.model import ServingModel, as_written
 from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import Profile
 from kvplan.report.assembly import Analyses
-from kvplan.report.prefix_cache import good_rps
+from kvplan.report.blocks import good_rps
 from kvplan.solve import boundary, first_of_steps, least_whole
 from kvplan.units import BYTE_UNITS
 
@@ -44,7 +44,7 @@ Passes = Callable[[Subject], bool]
 
 
 class Lever(StrEnum):
-    """What is changed."""
+    """Quantity that a remedy changes."""
 
     RATE = "rate"
     MEMORY = "memory"
@@ -97,9 +97,8 @@ def remedies(profile: Profile, subject: Subject, wanted: Sequence[Requirement]) 
     >>> from io import BytesIO
     >>> from kvplan.gate.requirement import parse
     >>> from kvplan.profile.reading import load_profile
-    >>> from kvplan.report.assembly import ProfileIdentity
     >>> profile = load_profile("tool-calls-h100", stdin=BytesIO())
-    >>> subject = Subject(ProfileIdentity("tools", ""), Analyses(profile.model, profile.plan))
+    >>> subject = Subject(Analyses(profile.model, profile.plan))
     >>> first, *_ = remedies(profile, subject, [parse("load.load_factor_max >= 1.25")])
     >>> first.lever, first.amount, first.changes[0].key
     (<Lever.RATE: 'rate'>, 43.89, 'classes[0].rate')
@@ -146,7 +145,9 @@ def _with_rate(subject: Subject, factor: float) -> Subject:
 
 
 def _with_model(subject: Subject, model: ServingModel, known: Mapping[str, object] | None = None) -> Subject:
-    return Subject(subject.identity, _Searched(model, subject.analyses.plan, known))
+    return Subject(
+        _Searched(model, subject.analyses.plan, {"profile": subject.analyses.profile, **(known or {})})
+    )
 
 
 def _known(subject: Subject, *names: str) -> dict[str, object]:
@@ -182,7 +183,7 @@ class _Searched(Analyses):
 
 @dataclass(frozen=True)
 class _Search:
-    """What is changed, until it passes."""
+    """Search for the smallest change that passes, lever by lever."""
 
     profile: Profile
     subject: Subject
@@ -328,7 +329,7 @@ class _Search:
         same_rates = all(change.path[0] == "gpu" for change in changes)
         holds = local is not None and (local.certified or same_rates) and not model.finds_prefixes
         known = {"stability": local} if holds else {}
-        changed = Subject(self.subject.identity, _Searched(model, analyses.plan, known))
+        changed = _with_model(self.subject, model, known)
         if not overloads and changed.analyses.overloaded and not analyses.overloaded:
             return None
         return model if self.passes(changed) else None

@@ -32,7 +32,7 @@ class Key:
 
     @property
     def kind(self) -> Kind:
-        """What the key holds; of two numbers one is meant."""
+        """Kind of the key's value; a pair stands for each of its numbers."""
         return Kind.NUMBER if self.record.kind is Kind.PAIR else self.record.kind
 
     @property
@@ -99,11 +99,11 @@ def parse(text: str) -> Requirement:
     if stripped == PLAN_HOLDS.text:
         return Requirement(stripped, PLAN_HOLDS, "==", "true", True)
     path, end = path_of(stripped)
-    found = _OPERATOR.match(stripped, end)
-    if not path or EVERY in path or found is None or found.end() == len(stripped):
+    match = _OPERATOR.match(stripped, end)
+    if not path or EVERY in path or match is None or match.end() == len(stripped):
         raise UsageError(f"must be {_SHAPE}, with one of < <= == != >= >, not {quoted(text)}")
     key = _key(stripped[:end], path)
-    symbol, bound = found[1], stripped[found.end() :]
+    symbol, bound = match[1], stripped[match.end() :]
     if key.kind is not Kind.NUMBER and symbol not in ("==", "!="):
         raise UsageError(f"{key.text} is {key.kind}, which only == and != compare, not {symbol}")
     wanted = _value(key, bound)
@@ -174,10 +174,10 @@ def parse_number(key: Key, text: str) -> float:
     >>> parse_number(parse_key("worst_cycle.loss"), "20 %"), parse_number(parse_key("wait.kv_tokens"), "41_408")
     (0.2, 41408.0)
     """
-    found = _NUMBER.fullmatch(text)
-    if found is None:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
         raise UsageError(f"{key.text} is a number, which {quoted(text)} is not")
-    number, unit = found[1].replace("_", ""), (found[2] or "").rstrip()
+    number, unit = match[1].replace("_", ""), (match[2] or "").rstrip()
     units = _UNITS.get(key.unit, {})
     if unit and unit not in units:
         fits = f"write {' or '.join(units)}, or nothing" if units else "write no unit"

@@ -1,4 +1,4 @@
-"""What a limit on the tokens of a request leaves of traffic: of single requests exactly, of sessions by a sample."""
+"""Traffic within a limit on the tokens of a request: single requests exactly, sessions by a sample."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -105,7 +105,7 @@ def stays(drafts: Drafts, lengths: Sequence[int], weights: Sequence[float], amou
     """
     most, pmf = max(lengths), drafts.emitted
     share = np.bincount(lengths, weights)[1:] / sum(weights)
-    longer, tokens = (_from_here_on(part) for part in (share, share * np.arange(1, most + 1)))
+    longer, tokens = np.stack([share, share * np.arange(1, most + 1)])[:, ::-1].cumsum(axis=1)[:, ::-1]
     there: list[tuple[float, float]] = []  # how many are, and the tokens of all of them in the end
     means: list[FloatArray] = []
     start, reached, step = 0, np.ones(1), np.ones(1)  # the iteration of the prompt emits a token
@@ -127,7 +127,3 @@ def stays(drafts: Drafts, lengths: Sequence[int], weights: Sequence[float], amou
     chance, of_length = ended[some].T
     mean_length = np.clip(of_length / chance, min(lengths), most)
     return Stays(some + 1, chance / chance.sum(), mean_length, np.array(means[: some[-1] + 1]).T)
-
-
-def _from_here_on(part: FloatArray) -> FloatArray:
-    return np.asarray(part[::-1].cumsum()[::-1])

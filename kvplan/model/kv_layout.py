@@ -1,4 +1,4 @@
-"""What a request holds and reads where layers keep KV of different kinds: groups of layers on one pool of blocks.
+"""KV that a request holds and reads where layers keep different kinds: groups of layers on one pool of blocks.
 
 Full attention keeps every token of a request, a window the last of them, a chunk those since its beginning, and a state
 (Mamba, linear attention) has one size. vLLM puts layers of one kind into groups of equal size that draw on one pool; a
@@ -20,7 +20,7 @@ _ALIKE = 1.5  # counts of layers in groups of one size, with some padding
 
 
 class Attention(StrEnum):
-    """What a layer keeps of the tokens of a request."""
+    """KV that a layer keeps of a request."""
 
     FULL = "full"
     WINDOW = "window"

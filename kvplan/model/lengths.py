@@ -84,7 +84,7 @@ class Lengths:
 
     @cached_property
     def probabilities(self) -> FloatArray:
-        """Of each value; they sum to 1."""
+        """Probability of each value."""
         return np.asarray(self.weights / self.weights.sum())
 
     @property
@@ -225,15 +225,15 @@ class Paged:
         return Paged(np.einsum("k,ikr->ir", times, np.array(sums)), self.block_tokens)
 
     def down(self) -> Moments:
-        """Of the length in whole pages, rounded down."""
+        """Moments of the length in whole pages, rounded down."""
         return self._less(np.arange(self.block_tokens, dtype=np.float64))
 
     def up(self) -> Moments:
-        """Of the length in whole pages, rounded up."""
+        """Moments of the length in whole pages, rounded up."""
         return self._less(-(-np.arange(self.block_tokens) % self.block_tokens).astype(np.float64))
 
     def plain(self) -> Moments:
-        """Of the length as it is."""
+        """Moments of the length as it is."""
         return self._less(np.zeros(self.block_tokens))
 
     def _less(self, taken: FloatArray) -> Moments:

@@ -33,12 +33,12 @@ class Parallelism:
 
     @property
     def untested(self) -> bool:
-        """Whether times are computed of what nobody published measurements of."""
+        """Tell whether times of such a layout were never compared with a measurement."""
         return self.pipeline > 1 or self.context > 1
 
     @property
     def keys(self) -> dict[str, int]:
-        """What a profile says of it: GPUs, of which nothing else is said where all are tensor-parallel."""
+        """Keys of a profile's [gpu]: the GPUs alone where all are tensor-parallel."""
         if self == Parallelism(self.tensor):
             return {"gpus": self.tensor} if self.tensor > 1 else {}
         return {f"{kind}_parallel": number for kind, number in asdict(self).items() if number > 1}

@@ -124,17 +124,17 @@ class Prompts:
 
     def _excess(self, level: float | FloatArray) -> FloatArray:
         """Excess but for what `most` and rounding make of it."""
-        felt, found = np.asarray(level > _NEGLIGIBLE), self.mean - level
+        felt, excess = np.asarray(level > _NEGLIGIBLE), self.mean - level
         if np.any(rare := felt & self._rare):
             count = np.where(rare[..., None], self.count, 0.0)
             alone = (count * np.maximum(self.tokens - np.asarray(level)[..., None], 0.0)).sum(axis=-1)
-            found = np.where(rare, alone, found)
+            excess = np.where(rare, alone, excess)
         if np.any(often := felt & ~self._rare):
-            some = np.where(often[..., None], self.count, 0.0)
-            step, mass = _probabilities(some, self.tokens, np.where(often, level, 1.0))
+            count = np.where(often[..., None], self.count, 0.0)
+            step, mass = _probabilities(count, self.tokens, np.where(often, level, 1.0))
             below = step * (mass[..., : _POINTS - 2] @ _TO_LEVEL)  # E[(level - P)⁺]
-            found = np.where(often, np.maximum(found + below, 0.0), found)
-        return np.asarray(found)
+            excess = np.where(often, np.maximum(excess + below, 0.0), excess)
+        return np.asarray(excess)
 
 
 def _probabilities(

@@ -139,7 +139,7 @@ def held_by_stage(layout: KvLayout, first: int, stages: int, slots: int = 0) -> 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the plan should guarantee: at most a probability `delta` of one overflow within the horizon."""
+    """Guarantees of a plan: at most a probability `delta` of one overflow within the horizon."""
 
     delta: float = 0.01
     horizon_s: float = 3600.0

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from kvplan.model.arrays import FloatArray
 
 _ULPS = 8  # a sum over a period is rounded by less than so many units in its last place
 _RAMP = 1 / 1000  # of a period: so long the worst window of a sinusoid grows all but linearly

@@ -1,4 +1,4 @@
-"""What requests share and ask for again, and conversations, whose turns carry all that came before (theory §8)."""
+"""Shared prompts, prefixes asked for again, and conversations, whose turns carry all before them (theory §8)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What requests cost and what they leave in a prefix cache: streams of requests, with exact moments (theory §8).
+"""Streams of requests: their cost, and what they leave in a prefix cache, with exact moments (theory §8).
 
 A prompt longer than the token budget has its parts as if nothing of it were found, so that rates are rather too low
 where much is; of turns of sessions, of which most is found, none are counted.
@@ -116,11 +116,11 @@ def _class_stream(model: ServingModel, index: int) -> Stream:
         wanted = left * reuse.tokens if isinstance(reuse.tokens, float) else np.minimum(left, reuse.tokens)
         asked = reuse.share * model.replica.meets_itself
         again = np.minimum(wanted, prompts - 1) // b * b
-    found = _stream(mix, rows, b, shared, asked, again, c.kinds)
+    stream = _stream(mix, rows, b, shared, asked, again, c.kinds)
     if model.replica.layout is not None:
         first = first_tokens(model.replica.prefill, prompts)
-        found = _in_groups(found, model.replica.layout, first, mix.stages[rows], mix.rate_rps[rows])
-    return found if reuse is None else replace(found, gap=reuse.gap, from_arrival=reuse.from_arrival)
+        stream = _in_groups(stream, model.replica.layout, first, mix.stages[rows], mix.rate_rps[rows])
+    return stream if reuse is None else replace(stream, gap=reuse.gap, from_arrival=reuse.from_arrival)
 
 
 def _in_groups(
@@ -296,9 +296,9 @@ def _of_sample(sessions: Sessions, prefill: Prefill, block_tokens: int, meets: f
     mix = mix_of(replica, np.zeros_like(rows), inputs, alike, decode, share, share, whole)
     common = shared_pages([SharedPrompt(sessions.shared)], int(inputs.min()), block_tokens)
     again = np.where(np.append(fresh[1:], True), 0.0, _left(mix, rows, block_tokens))
-    found = _stream(mix, rows, block_tokens, common, meets, again)
+    stream = _stream(mix, rows, block_tokens, common, meets, again)
     part, kept = 1 - float(fresh.mean()), sum(prompt.tokens for prompt in common)
     first, later = (float(inputs[of].mean()) if of.any() else 0.0 for of in (fresh, ~fresh))
-    more = PromptKind(part * meets, later, kept + found.reused / (part * meets) if part else 0.0)
+    more = PromptKind(part * meets, later, kept + stream.reused / (part * meets) if part else 0.0)
     none = (PromptKind(1 - part, first, kept), PromptKind(part * (1 - meets), later, kept))
-    return replace(found, gap=sessions.think, prompts=(*none, more))
+    return replace(stream, gap=sessions.think, prompts=(*none, more))

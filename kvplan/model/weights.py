@@ -1,4 +1,4 @@
-"""What a request weighs: the one place that knows how many tokens it has at each of its stages (theory §1, §2).
+"""Weights of requests: the one place that knows how many tokens they have at each stage (theory §1, §2).
 
 A request of input length s and decode length d is at stage k = 0 .. n-1 for one iteration each. The prefill convention
 fixes its tokens a at stage 0 and its stages n; every further stage adds a token:

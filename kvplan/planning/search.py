@@ -67,7 +67,7 @@ class Candidate:
     own_weights
         Whether weights are as the model has them: other types change answers, and never push those out.
     idle, short, long
-        What was simulated, by token budget or setting, so that nothing is twice.
+        Runs made so far, by token budget or setting, so that none is repeated.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Candidate:
         return self.quick(Setting(replicas, tokens)).passes
 
     def _enough(self, replicas: int, like: Setting | None = None) -> Setting | None:
-        """The first setting of so many replicas that is enough, that with the budget of another before all others."""
+        """Return the first setting of so many replicas that is enough; the budget of `like` is tried first."""
         settings = [Setting(replicas, tokens) for tokens in self.budgets(replicas)]
         settings.sort(key=lambda setting: like is None or setting.batched_tokens != like.batched_tokens)
         by_tokens = sorted(settings, key=lambda setting: setting.batched_tokens or math.inf)
@@ -217,11 +217,11 @@ class Race(NamedTuple):
     sizes
         The least that short runs have as enough, of those that do not cost much more.
     refused
-        That not even an idle replica of meets the objectives.
+        Candidates of which not even an idle replica meets the objectives.
     dearer
-        That cost much more than the best.
+        Number of candidates that cost much more than the best.
     bands
-        Of those that cost about the same as the winner.
+        Sizes within the error band of the timing, of candidates that cost about as much as the winner.
     simulations
         How many settings were simulated, short and long runs apart.
     """

@@ -429,18 +429,8 @@ def plan_of(document: schema.Document) -> Plan:
     for which, c in enumerate(served(document)):
         slos += _slos(c.slo, c.name, which)
     price, watts = (None, None) if document.cost is None else (document.cost.gpu_hour, document.cost.power)
-    plan = document.plan
-    return Plan(
-        plan.delta,
-        plan.horizon,
-        plan.segments,
-        tuple(slos),
-        price,
-        plan.slower,
-        plan.headroom,
-        plan.recover,
-        watts,
-    )
+    p = document.plan
+    return Plan(p.delta, p.horizon, p.segments, tuple(slos), price, p.slower, p.headroom, p.recover, watts)
 
 
 def model_of(document: schema.Document) -> ServingModel:

@@ -68,13 +68,13 @@ _IN_WORDS = {
 
 
 class Relation:
-    """What keys of a table, or of tables within it, have to do with each other."""
+    """A relation between keys of a table, or of tables within it."""
 
     # of the table that it rests on, where others can be judged without them
     keys: frozenset[str] = frozenset()
 
     def problems(self, table: Any) -> Iterator[Problem]:
-        """What is wrong, with paths from the table."""
+        """Yield violations, with paths from the table."""
         raise NotImplementedError
 
     def json(self) -> JsonDict:
@@ -125,7 +125,7 @@ class Table(BaseModel):
         return described
 
     def has(self, key: str) -> bool:
-        """Whether the profile has a key, and not an empty list."""
+        """Tell whether the profile has a key, and not an empty list."""
         value = self.__dict__[key] if key in self.model_fields_set else None
         return value is not None and (value.__class__ is not list or bool(value))
 
@@ -142,7 +142,7 @@ def _descriptions(table: type[Table]) -> dict[str, str]:
 
 
 def problems(table: Table, without: Iterable[str] = ()) -> Iterator[Problem]:
-    """What is wrong between values of a table and of those within it, apart from what rests on keys `without`."""
+    """Yield violations in a table and those within it, apart from what rests on keys `without`."""
     for relation in type(table).relations:
         if relation.keys.isdisjoint(without):
             yield from relation.problems(table)
@@ -161,8 +161,8 @@ _T = TypeVar("_T", bound=Table)
 def checked(kind: type[_T], value: object) -> _T:
     """A table from its values, with the relations between them."""
     table = kind.model_validate(value)
-    if found := [*problems(table)]:
-        raise refusals(found)
+    if violations := [*problems(table)]:
+        raise refusals(violations)
     return table
 
 
@@ -286,7 +286,7 @@ class Needs(Relation):
 
 
 class Beside(Relation):
-    """What must not stand beside something else or, if `values` are named, must be one of them there.
+    """Keys that must not stand beside another or, if `values` are named, must have one of them there.
 
     `above`: only beside a larger number; `when`: only beside this value.
     """

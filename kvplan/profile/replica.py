@@ -132,14 +132,14 @@ class Gpu(Table, title="Replica"):
 
     @property
     def parallelism(self) -> Parallelism:
-        """Of its ranks; GPUs of which nothing else is said are tensor-parallel."""
+        """Parallelism of its ranks; GPUs of which nothing else is said are tensor-parallel."""
         data, pipeline = self.data_parallel, self.pipeline_parallel
         tensor = self.tensor_parallel or max(1, (self.gpus or 1) // (data * pipeline))
         return Parallelism(tensor, data, self.expert_parallel, pipeline, self.context_parallel)
 
     @property
     def capacity_tokens(self) -> int:
-        """Of one data-parallel rank."""
+        """KV capacity of one data-parallel rank."""
         if self.memory is not None and self.kv_bytes_per_token is not None:
             return self.memory // self.kv_bytes_per_token
         if self.kv_blocks is not None:
@@ -156,9 +156,9 @@ class Gpu(Table, title="Replica"):
             Layers and block size do not go together.
         """
         counts = Counter[tuple[Attention, int, int | None, bool]]()
-        for one in self.kv:
-            counts[one.kind, one.bytes, one.window, one.checkpoints and self._caches_prefixes] += one.layers
-        if len(counts) <= 1 and {one.kind for one in self.kv} <= {Attention.FULL}:
+        for kv in self.kv:
+            counts[kv.kind, kv.bytes, kv.window, kv.checkpoints and self._caches_prefixes] += kv.layers
+        if len(counts) <= 1 and {kv.kind for kv in self.kv} <= {Attention.FULL}:
             return None
         layers = tuple(
             Layers(kind, n, size, window, kept) for (kind, size, window, kept), n in counts.items()
@@ -167,8 +167,8 @@ class Gpu(Table, title="Replica"):
 
     @property
     def _caches_prefixes(self) -> bool:
-        """As it is said; engines do by default, but where layers keep states."""
-        states = any(one.kind is Attention.STATE for one in self.kv)
+        """As the profile says; by default engines do, except where layers keep states."""
+        states = any(kv.kind is Attention.STATE for kv in self.kv)
         return self.prefix_caching and not (states and "prefix_caching" not in self.model_fields_set)
 
     @property
@@ -180,7 +180,7 @@ class Gpu(Table, title="Replica"):
         if self.layout is not None:
             return self.parallelism.tensor * self.layout.block_bytes // self.block_tokens
         if self.kv:
-            return self.parallelism.tensor * sum(one.layers * one.bytes for one in self.kv)
+            return self.parallelism.tensor * sum(kv.layers * kv.bytes for kv in self.kv)
         return self.kv_bytes_per_token
 
     @property

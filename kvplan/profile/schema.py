@@ -64,18 +64,9 @@ def _rates(document: "Document") -> Iterator[Problem]:
 
 
 _RATES: JsonDict = {
-    "if": {"required": ["workload"], "properties": {"workload": {"required": ["rate"]}}},
-    "then": {"properties": {"classes": {"items": {"required": ["share"], "properties": {"rate": False}}}}},
-    "else": {
-        "properties": {
-            "classes": {
-                "items": {
-                    "anyOf": [{"required": ["rate"]}, {"required": ["backlog"]}],
-                    "properties": {"share": False},
-                }
-            }
-        }
-    },
+    "if": has("workload.rate"),
+    "then": only("classes[]", {"required": ["share"], "properties": {"rate": False}}),
+    "else": only("classes[]", {"anyOf": [has("rate"), has("backlog")], "properties": {"share": False}}),
 }
 
 
@@ -92,13 +83,8 @@ def _moved_bytes(document: "Document") -> Iterator[Problem]:
 
 
 _MOVED_BYTES: JsonDict = {
-    "if": {"properties": {"gpu": {"required": ["memory_tokens", "kv_bytes_per_token"]}}},
-    "then": {
-        "anyOf": [
-            {"properties": {"gpu": {"required": ["offload"]}}},
-            {"required": ["fleet"], "properties": {"fleet": {"required": ["transfer"]}}},
-        ]
-    },
+    "if": {"allOf": [has("gpu.memory_tokens"), has("gpu.kv_bytes_per_token")]},
+    "then": {"anyOf": [has("gpu.offload"), has("fleet.transfer")]},
 }
 
 
@@ -142,13 +128,8 @@ def _priorities(document: "Document") -> Iterator[Problem]:
 
 
 _PRIORITIES: JsonDict = {
-    "if": {"required": ["classes"], "properties": {"classes": {"contains": {"required": ["priority"]}}}},
-    "then": {
-        "required": ["engine"],
-        "properties": {
-            "engine": {"required": ["scheduling"], "properties": {"scheduling": {"const": "priority"}}}
-        },
-    },
+    "if": has("classes[].priority"),
+    "then": {"allOf": [has("engine.scheduling"), only("engine.scheduling", {"const": "priority"})]},
 }
 
 
@@ -486,12 +467,8 @@ def _told(error: ValidationError) -> list[Problem]:
     for details in error.errors(include_url=False):
         distinct.setdefault(details["loc"], Problem(details["loc"], **details["ctx"]))
     # a key that a typo hides is not missing
-    meant = {(*p.path[:-1], _meant(p.message)) for p in distinct.values()}
+    meant = {(*p.path[:-1], p.message.partition("did you mean ")[2].rstrip("?")) for p in distinct.values()}
     return [p for p in distinct.values() if not p.missing or p.path not in meant]
-
-
-def _meant(message: str) -> str:
-    return message.partition("did you mean ")[2].rstrip("?")
 
 
 # ----------------------------------------------------------------------------------------- JSON Schema

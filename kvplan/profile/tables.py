@@ -18,7 +18,7 @@ from kvplan.model.fleet import Routing
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sent, Sessions, SharedPrompt
 from kvplan.profile import values
-from kvplan.profile.relations import Beside, Cases, Check, Needs, Problem, Table, Ways
+from kvplan.profile.relations import Beside, Cases, Check, Needs, Problem, Table, Ways, has, only
 from kvplan.units import format_number, format_seconds, format_tokens
 
 if TYPE_CHECKING:
@@ -318,11 +318,7 @@ def _steps(workload: "Workload") -> Iterator[Problem]:
             before = part.at
 
 
-_SINUSOID_ALONE: JsonDict = {
-    "properties": {
-        "schedule": {"if": {"contains": {"required": ["amplitude"]}}, "then": {"maxItems": 1}},
-    }
-}
+_SINUSOID_ALONE: JsonDict = {"if": has("schedule[].amplitude"), "then": only("schedule", {"maxItems": 1})}
 
 
 class Workload(Table, title="Workload"):
@@ -347,7 +343,7 @@ class Workload(Table, title="Workload"):
     """Recorded requests that simulations replay, at the rate of the profile: a file, beside the profile."""
 
     def rates(self, classes: list[str]) -> "Schedule | None":
-        """How the rates of these classes vary."""
+        """Schedule of the rates of these classes."""
         if not self.schedule or self.period is None:
             return None
         from kvplan.model.schedule import Sinusoid, Steps
@@ -448,14 +444,8 @@ class Speculation(Table, title="Speculative decoding"):
 
     @property
     def drafts(self) -> Drafts:
-        return Drafts(
-            self.tokens,
-            tuple(self.accepted),
-            self.draft_time,
-            self.verify_time,
-            self.overhead,
-            self.lookahead,
-        )
+        costs = self.draft_time, self.verify_time, self.overhead
+        return Drafts(self.tokens, tuple(self.accepted), *costs, self.lookahead)
 
 
 class Fleet(Table, title="Fleet"):

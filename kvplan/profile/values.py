@@ -47,7 +47,7 @@ _DIGITS = 12  # of a law's parameters: what is left of either spelling once it i
 
 
 class _Unit(NamedTuple):
-    """What a number measures, and how it is read where a unit is written; `plain`: where none is, it has `unit`."""
+    """Unit of a number, and how text with a unit is read; `plain`: a number without one has this unit."""
 
     name: str
     unit: str

@@ -18,14 +18,12 @@ from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.model import Plan, ServingModel
+from kvplan.report.blocks import CacheBlock, Context, Cost, FleetBlock, LayoutBlock
 from kvplan.report.figures import Figures
-from kvplan.report.fleet import FleetBlock
 from kvplan.report.inputs import Inputs, caveat, headroom_range
 from kvplan.report.keys import WORDS
 from kvplan.report.ledger import Ledger, plain
 from kvplan.report.notes import Source, notes, sources
-from kvplan.report.prefix_cache import CacheBlock
-from kvplan.report.replica import Context, Cost, LayoutBlock
 from kvplan.report.verdict import actions, headroom_ends, summary
 from kvplan.report.wording import interval
 from kvplan.report.words import Basis, Status
@@ -122,12 +120,15 @@ def analyze(
     >>> report.verdict.status, report.verdict.binding, round(report.worst_cycle.loss, 3)
     (<Status.NEEDS_CAP: 'needs_cap'>, 'kv_memory', 0.2)
     """
-    analyses = Analyses(model, plan or Plan(), progress=progress)
-    return report_of(analyses, ProfileIdentity(name, sha256), trial=trial)
+    known = {"profile": ProfileIdentity(name, sha256)}
+    return report_of(Analyses(model, plan or Plan(), known, progress=progress), trial=trial)
 
 
 class Analyses(Figures):
     """The figures of a model and what is to be said of them: the blocks of a report by their names."""
+
+    schema_version, kvplan_version = SCHEMA_VERSION, __version__
+    profile = ProfileIdentity("", "")
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -142,29 +143,25 @@ class Analyses(Figures):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What was assumed or not modelled."""
+        """Assumptions, and what is not modelled."""
         return notes(self)
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
-        """What to do, most important first."""
+        """Advice, most important first."""
         return actions(self)
 
     @cached_property
     def caveat(self) -> str:
-        """What the first screen says of inputs that are not sure; empty where they are."""
+        """Doubts about inputs, for the first screen; empty where there are none."""
         return caveat(self.model)
 
 
-def report_of(analyses: Analyses, profile: ProfileIdentity, *, trial: bool = False) -> Report:
+def report_of(analyses: Analyses, *, trial: bool = False) -> Report:
     """Collect all blocks of a model's analyses; `trial`: with runs of a warm prefix cache and beside it among them."""
-    own: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kvplan_version": __version__,
-        "profile": profile,
-    }
+    own: dict[str, Any] = {}
     if trial:
-        own["prefix_cache"], own["notes"] = analyses.tried_prefix_cache, notes(analyses, tried=True)
+        own = {"prefix_cache": analyses.tried_prefix_cache, "notes": notes(analyses, tried=True)}
     return Report(**{name: own[name] if name in own else getattr(analyses, name) for name in Report._fields})
 
 

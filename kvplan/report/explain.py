@@ -1,22 +1,178 @@
-"""What a number of the report means: its formula and source, its value, and the values that it rests on.
+"""Pages that explain a number of the report: formula and source, its value, and the values that it rests on.
 
-`find` looks a key up in the registry (`kvplan.report.keys`); `explain` and `summarise` add the numbers of a report.
+Formulas name figures of the report, and quantities beside it; of those symbol and meaning are in `keys.toml`. `find`
+looks a key up in the registry (`kvplan.report.keys`); `explain` and `summarise` add the numbers of a report.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.analysis.cache_states import CachedReplica, cached_replica
 from kvplan.analysis.cached_equilibrium import with_cold_cache
-from kvplan.analysis.equilibrium import equilibrium, load, saturation
+from kvplan.analysis.concurrency import computed_blocks, longest_blocks
+from kvplan.analysis.equilibrium import (
+    PerRequest,
+    equilibrium,
+    load,
+    per_request,
+    saturation,
+    sustainable_rates,
+)
 from kvplan.analysis.fleet import one_replica
+from kvplan.analysis.wait import ClassMeans, class_means
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import Plan, ServingModel
 from kvplan.report.assembly import Report, to_document
-from kvplan.report.keys import BLOCKS, CONTRACT, Record
+from kvplan.report.inputs import source_text
+from kvplan.report.keys import BLOCKS, CONTRACT, QUANTITY_WORDS, Record
 from kvplan.report.ledger import Ledger
-from kvplan.report.quantities import DIGITS, QUANTITIES, Given, listed
 from kvplan.units import format_number
+
+DIGITS = 6  # enough to follow a calculation
+_MOST_LISTED = 8
+
+Value = float | int | str | None
+
+
+class Given:
+    """A model and a plan, and what follows from them for several quantities."""
+
+    def __init__(self, model: ServingModel, plan: Plan) -> None:
+        self.model, self.plan = model, plan
+        self.mix, self.replica, self.classes = model.mix, model.replica, model.classes
+
+    @cached_property
+    def cached(self) -> CachedReplica | None:
+        """The replica with its prefix cache, where that finds something."""
+        return cached_replica(self.model) if self.model.finds_prefixes else None
+
+    @cached_property
+    def cost(self) -> PerRequest:
+        """Mean amounts of a request; with a prefix cache by the exact moments of sessions, before anything is found."""
+        cost, warm = per_request(self.model), self.cached
+        if warm is None:
+            return cost
+        return cost._replace(
+            held=warm.held,
+            read=warm.read,
+            prefill_tokens=warm.prefill,
+            prefill_pairs=warm.prefill_pairs,
+            iterations=warm.stages,
+            work_s=warm.work_s,
+        )
+
+    @cached_property
+    def means(self) -> ClassMeans:
+        return class_means(self.model)
+
+
+Measure = Callable[[Given], Value | tuple[Value, ...]]
+
+
+class Quantity(NamedTuple):
+    """A number that formulas name; `value` gives one for each class, in a tuple, where it is of classes."""
+
+    symbol: str
+    meaning: str
+    value: Measure
+
+
+def listed(words: list[str]) -> str:
+    """At most eight words, with an ellipsis for the rest."""
+    return ", ".join([*words[:_MOST_LISTED], "…"] if len(words) > _MOST_LISTED else words)
+
+
+def _of_cache(value: Callable[[CachedReplica], Value]) -> Measure:
+    return lambda g: None if g.cached is None else value(g.cached)
+
+
+def _unless_zero(name: str) -> Measure:
+    return lambda g: attrgetter(name)(g.model) or None
+
+
+def _fixed(g: Given) -> Value:
+    timing = g.model.timing
+    if timing.is_linear:
+        return timing.d0
+    woken = " + experts·E[1 − (1 − chosen)^(P + B)]" if timing.experts else ""
+    return f"d0 + d4·√B + d5·E[max(0, P + B − knee_tokens)]{woken}"
+
+
+def _lengths(stages: NDArray[np.int64]) -> str:
+    return listed([str(n) for n in np.unique(stages)])
+
+
+def _band(g: Given) -> Value:
+    band = g.model.measured.band
+    return band and " to ".join(format_number(end, DIGITS) for end in band)
+
+
+def _shared(cached: CachedReplica) -> float:
+    share, tokens, _ = cached.shared
+    return float(share @ tokens)
+
+
+_CONSTANTS = ("d0", "d1", "d2", "d3", "d4", "d5", "knee_tokens", "d6", "experts", "chosen")
+_MEASURES: Mapping[str, Measure] = {
+    "rate": attrgetter("model.total_rate_rps"),
+    "users": _of_cache(attrgetter("users")),
+    "footprint": attrgetter("cost.held"),
+    "context": attrgetter("cost.read"),
+    "prefill": attrgetter("cost.prefill_tokens"),
+    "pairs": attrgetter("cost.prefill_pairs"),
+    "iterations": attrgetter("cost.iterations"),
+    "computed": attrgetter("cost.computed_tokens"),
+    "input_tokens": lambda g: g.mix.mean(g.mix.input_tokens),
+    "decode": lambda g: g.mix.mean(g.mix.decode_tokens),
+    "work": attrgetter("cost.work_s"),
+    "first": lambda g: float(g.mix.share @ g.mix.held.at_start),
+    "longest": lambda g: int(g.mix.stages.max()),
+    "lengths": lambda g: _lengths(g.mix.stages),
+    "class_rate": lambda g: tuple(c.rate_rps for c in g.classes),
+    "class_share": lambda g: tuple(c.rate_rps / g.model.total_rate_rps for c in g.classes),
+    "class_iterations": lambda g: tuple(g.means.iterations.tolist()),
+    "class_footprint": lambda g: tuple(g.means.held.tolist()),
+    "class_work": lambda g: tuple(g.means.work_s.tolist()),
+    "class_lengths": lambda g: tuple(
+        _lengths(g.mix.stages[g.mix.class_index == i]) for i in range(len(g.classes))
+    ),
+    "memory": attrgetter("replica.capacity_tokens"),
+    "max_num_seqs": attrgetter("replica.max_num_seqs"),
+    "max_num_batched_tokens": attrgetter("replica.max_num_batched_tokens"),
+    "limits": lambda g: ", ".join(
+        f"{k} {format_number(v, DIGITS)}" for k, v in sustainable_rates(g.model).items()
+    ),
+    "pages": lambda g: g.replica.memory_tokens // g.replica.block_tokens,
+    "longest_pages": lambda g: longest_blocks(g.model),
+    "computed_pages": lambda g: computed_blocks(g.model),
+    "overhead": _unless_zero("request_overhead_s"),
+    "fixed": _fixed,
+    **{name: _unless_zero(f"timing.{name}") for name in _CONSTANTS},
+    "band": _band,
+    "prompt": _of_cache(lambda cached: cached.mean("prompt")),
+    "left": _of_cache(attrgetter("left")),
+    "reuse": _of_cache(lambda c: sum(s.reused for s in c.private) / c.left if c.left else 0.0),
+    "common": _of_cache(_shared),
+    "reach": _of_cache(attrgetter("reach_tokens")),
+    "load_time": lambda g: None if g.replica.offload is None else g.replica.offload.load_s,
+    "delta": attrgetter("plan.delta"),
+    "horizon": attrgetter("plan.horizon_s"),
+    "gpu_hour": attrgetter("plan.gpu_hour"),
+    "power": attrgetter("plan.watts"),
+    "origin_gpu": lambda g: source_text(g.model.provenance.gpu) or None,
+    "origin_timing": lambda g: source_text(g.model.provenance.timing) or None,
+    "origin_workload": lambda g: source_text(g.model.provenance.workload) or None,
+}
+QUANTITIES: Mapping[str, Quantity] = {
+    name: Quantity(*words, _MEASURES[name]) for name, words in QUANTITY_WORDS.items()
+}
+
 
 MANY, FEW = 20, 8  # values of a key that are shown, and on a first screen
 _WORST_WINDOW = frozenset({"wait", "nested_wait"})
@@ -33,7 +189,7 @@ _COLD = (
 
 
 class Found(NamedTuple):
-    """What was asked for: one key, perhaps one entry of its list, or all keys of a block."""
+    """Keys that were asked for: one, perhaps one entry of its list, or all of a block."""
 
     name: str
     records: tuple[Record, ...]
@@ -49,7 +205,7 @@ class Row(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a formula rests on; `meaning` is a key where it is a figure of the report, `symbol` may be empty."""
+    """An input of a formula; `meaning` is a key where it is a figure of the report, `symbol` may be empty."""
 
     symbol: str
     value: str
@@ -97,8 +253,8 @@ def find(word: str) -> Found:
 
     Examples
     --------
-    >>> found = find("worst_cycle.classes[1].loss")
-    >>> found.records[0].key, found.entry
+    >>> asked = find("worst_cycle.classes[1].loss")
+    >>> asked.records[0].key, asked.entry
     ('worst_cycle.classes[].loss', 1)
     """
     indices = re.findall(r"\[(\d{1,6})\]", word)
@@ -112,7 +268,8 @@ def find(word: str) -> Found:
     below = tuple(r for key, r in CONTRACT.items() if key.startswith((f"{stem}.", f"{stem}[].")))
     if below:
         return Found(stem, below, is_block=True)
-    raise UsageError(f"{_shown(word)} is no key of the report; {_nearest(stem)}")
+    shown = word if word.isprintable() and 0 < len(word) <= 60 else repr(word[:60])
+    raise UsageError(f"{shown} is no key of the report; {_nearest(stem)}")
 
 
 def _nearest(word: str) -> str:
@@ -126,12 +283,8 @@ def _nearest(word: str) -> str:
     return did_you_mean(word, BLOCKS, "its blocks are")
 
 
-def _shown(word: str) -> str:
-    return word if word.isprintable() and 0 < len(word) <= 60 else repr(word[:60])
-
-
 def page(
-    found: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
+    asked: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
 ) -> Explained | Summary:
     """Explain a key or a block of a report, beside the model and plan it was made from.
 
@@ -141,13 +294,13 @@ def page(
         An entry was asked for that the list does not have.
     """
     document = to_document(report)
-    if found.is_block:
-        return summarise(found, document)
-    return explain(found, document, model, plan, MANY if full else FEW)
+    if asked.is_block:
+        return summarise(asked, document)
+    return explain(asked, document, model, plan, MANY if full else FEW)
 
 
 def explain(
-    found: Found, document: Mapping[str, Any], model: ServingModel, plan: Plan, most: int = MANY
+    asked: Found, document: Mapping[str, Any], model: ServingModel, plan: Plan, most: int = MANY
 ) -> Explained:
     """Explain one key with so many of its values at most; `document` is the report of the model and plan.
 
@@ -166,28 +319,29 @@ def explain(
     >>> page.formula, page.rows, [(given.symbol, given.value) for given in page.inputs]
     ('n* = M/Σ p_i·S_i = M/S̄', (Row(name='', value='1 requests'),), [('M', '12'), ('S̄', '12')])
     """
-    (record,) = found.records
+    (record,) = asked.records
     ledger = Ledger(document)
     values = list(_values(record, ledger))
-    if found.entry is not None and record.list_key:
-        if found.entry >= len(values):
+    if asked.entry is not None and record.list_key:
+        if asked.entry >= len(values):
             raise UsageError(
-                f"{record.key} has {len(values)} entries here, counted from 0; not {found.entry}"
+                f"{record.key} has {len(values)} entries here, counted from 0; not {asked.entry}"
             )
-        values = [values[found.entry]]
+        values = [values[asked.entry]]
     left_out = len(values) - most
     where = "--full" if most < MANY else "--format json of analyze"
     missing = not values or any(value is None for _, value in values)
+    absent = BLOCKS[record.block].absent if ledger.value(record.block) is None else record.absent
     rests = ground(record, document, model, plan)
     return Explained(
-        key=found.name if found.entry is None else record.key.replace("[]", f"[{found.entry}]"),
+        key=asked.name if asked.entry is None else record.key.replace("[]", f"[{asked.entry}]"),
         meaning=record.meaning + rests.remark,
         rows=tuple(Row(name, _with_unit(value, record.unit)) for name, value in values[:most]),
         cut=f"… {format_number(left_out)} more; see {where}" if left_out > 0 else "",
         formula=rests.formula,
-        inputs=tuple(_inputs(rests, found.entry)),
+        inputs=tuple(_inputs(rests, asked.entry)),
         source=_source(record, ledger),
-        absent=_why_absent(record, ledger) if missing else "",
+        absent=absent if missing else "",
     )
 
 
@@ -226,14 +380,14 @@ def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
             yield Input(symbol, f"{listed([_with_unit(v, '') for v in values])} {unit}".rstrip(), meaning)
 
 
-def summarise(found: Found, document: Mapping[str, Any]) -> Summary:
+def summarise(asked: Found, document: Mapping[str, Any]) -> Summary:
     """List the keys of a block with their values."""
     keys, ledger = [], Ledger(document)
-    for record in found.records:
+    for record in asked.records:
         values = [_with_unit(value, record.unit) for _, value in _values(record, ledger)]
         keys.append((record.key, listed(values) or "null", record.meaning))
-    block = BLOCKS.get(found.name)
-    return Summary(found.name, block.meaning if block else "", tuple(keys))
+    block = BLOCKS.get(asked.name)
+    return Summary(asked.name, block.meaning if block else "", tuple(keys))
 
 
 def _values(record: Record, ledger: Ledger) -> Iterator[tuple[str, Any]]:
@@ -282,7 +436,3 @@ def _source(record: Record, ledger: Ledger) -> str:
         return record.source
     basis = record.basis or ledger.value(f"sources.{record.block}.kind")
     return f"{record.source} ({basis})" if basis else record.source
-
-
-def _why_absent(record: Record, ledger: Ledger) -> str:
-    return BLOCKS[record.block].absent if ledger.value(record.block) is None else record.absent

@@ -20,10 +20,20 @@ from kvplan.analysis.worst_window import Peak, peak
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import TIMES, Slo
-from kvplan.report.fleet import FleetBlock, fleet_block
+from kvplan.report.blocks import (
+    CacheBlock,
+    Context,
+    Cost,
+    FleetBlock,
+    LayoutBlock,
+    cache_block,
+    context,
+    cost,
+    fleet_block,
+    layout_block,
+    with_trial,
+)
 from kvplan.report.inputs import Inputs, inputs
-from kvplan.report.prefix_cache import CacheBlock, cache_block, with_trial
-from kvplan.report.replica import Context, Cost, LayoutBlock, context, cost, layout_block
 from kvplan.report.words import Status
 from kvplan.simulation.experiments.runner import Progress
 from kvplan.simulation.policies import engine_settings
@@ -99,7 +109,7 @@ class Figures:
 
     @cached_property
     def recovers(self) -> Recovers | None:
-        """Whether a standard burst is recovered from in time; None where any backlog is asked about instead."""
+        """Recovery from a standard burst in time; None where any backlog is asked about instead."""
         if self.whole.arrivals.trace is not None:
             return None
         within_s = recover_within_s(self.model, self.plan)
@@ -112,7 +122,7 @@ class Figures:
 
     @cached_property
     def judged(self) -> Judged:
-        """Whether they meet the demand, slower and with headroom, and recover from a burst."""
+        """Verdict on those replicas: the demand, slower and with headroom, and a burst."""
         return self.size.own()
 
     @cached_property
@@ -150,7 +160,7 @@ class Figures:
 
     @cached_property
     def drain(self) -> Drain:
-        """How long a standard burst is felt."""
+        """Time until a standard burst is over."""
         if self.overloaded:
             return Drain(None, None, None, None, "more is offered than can be served")
         try:
@@ -171,7 +181,7 @@ class Figures:
 
     @cached_property
     def levers(self) -> tuple[Lever, Lever]:
-        """What raises the sustainable rate most."""
+        """Changes that raise the sustainable rate most."""
         return strongest_levers(self.model)
 
     @cached_property
@@ -260,14 +270,14 @@ class Figures:
 
     @cached_property
     def peak(self) -> Peak | None:
-        """What the schedule offers at its heaviest; None where rates do not vary."""
+        """Heaviest part of the schedule; None where rates do not vary."""
         return peak(self.model)
 
     # --------------------------------------------------------------------------------- runs, by block
 
     @cached_property
     def operating_point(self) -> OperatingPoint:
-        """What runs at the offered rate show."""
+        """Figures of runs at the offered rate."""
         return operating_point(self.whole, self.plan)
 
     @property

@@ -1,4 +1,4 @@
-"""How the inputs of a report are known, and how far beyond what was measured a plan asks them."""
+"""Provenance of the inputs of a report, and how far a plan goes beyond the range they were measured in."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ _AMOUNTS = {
 
 
 class Inputs(NamedTuple):
-    """How each part of the profile is known; the `inputs` block of the report."""
+    """Provenance of each part of the profile; the `inputs` block of the report."""
 
     gpu: Knowledge
     timing: Knowledge
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
 
 
 class State(NamedTuple):
-    """What iterations do somewhere in a plan, or in a run; None where nothing is said of it."""
+    """Load of iterations at a point of a plan or a run; None for amounts of which nothing is said."""
 
     name: str
     kv_tokens: float | None = None
@@ -73,16 +73,16 @@ def states(model: ServingModel) -> Iterator[State]:
 
 def beyond(measured: MeasuredRange, visited: Sequence[State]) -> list[Beyond]:
     """Find the states that a timing was not measured for."""
-    found = []
+    outside = []
     for amount in _AMOUNTS:
         low, high = getattr(measured, amount) or (0.0, math.inf)
         for state in visited:
             value = getattr(state, amount)
             if value is not None and value > high * (1 + _UNSEEN):
-                found.append(Beyond(amount, state, high, value / high if high else math.inf))
+                outside.append(Beyond(amount, state, high, value / high if high else math.inf))
             elif value is not None and value < low * (1 - _UNSEEN) and amount != "prefill_tokens":
-                found.append(Beyond(amount, state, low, value / low))
-    return found
+                outside.append(Beyond(amount, state, low, value / low))
+    return outside
 
 
 def extrapolations(measured: MeasuredRange, visited: Sequence[State]) -> list[str]:
@@ -100,11 +100,6 @@ def extrapolations(measured: MeasuredRange, visited: Sequence[State]) -> list[st
 
 
 # ------------------------------------------------------------------------------------------- the error band
-
-
-def range_text(ends: tuple[float, float] | None) -> str:
-    """Write the range behind a rate that has one."""
-    return "" if ends is None else f" ({' to '.join(map(format_number, ends))})"
 
 
 def headroom_range(offered: Load) -> tuple[float, float] | None:
@@ -131,13 +126,13 @@ def verdicts_in(
         (Status.NEEDS_CAP, sustainable_rps / offered_rps),
         (Status.OVERLOADED, math.inf),
     )
-    found: list[tuple[Status, float]] = []
+    verdicts: list[tuple[Status, float]] = []
     start = low
     for status, end in ends:
-        if end >= start and (not found or found[-1][1] < high):
-            found.append((status, min(end, high)))
+        if end >= start and (not verdicts or verdicts[-1][1] < high):
+            verdicts.append((status, min(end, high)))
             start = end
-    return found
+    return verdicts
 
 
 def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Iterator[str]:
@@ -149,11 +144,11 @@ def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Itera
     if band is None:
         return
     times = " to ".join(format_number(end, 3) for end in band)
-    headroom = headroom_range(offered)
+    headroom, rates = headroom_range(offered), "" if ends is None else f" ({FORMATS['numbers'](ends)})"
     between = "" if headroom is None else f" ({FORMATS['changes'](headroom)})"
     yield (
         f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
-        f"{format_number(offered.sustainable_rps)}{range_text(ends)} requests/s, with a capacity above the load of "
+        f"{format_number(offered.sustainable_rps)}{rates} requests/s, with a capacity above the load of "
         f"{format_percent(offered.headroom, signed=True)}{between}; everything "
         "else is for the timing as it stands."
     )
@@ -204,7 +199,7 @@ def caveat(model: ServingModel) -> str:
         if names:
             *others, last = names
             said.append(f"{', '.join(others)} and {last} {basis}" if others else f"{last} {basis}")
-    factors = [one.factor for one in beyond(model.measured, tuple(states(model)))]
+    factors = [each.factor for each in beyond(model.measured, tuple(states(model)))]
     if factors:
         furthest = max(factors, key=lambda factor: abs(math.log(factor)) if factor > 0 else math.inf)
         times = f" {format_number(furthest, 3)} times" if 0 < furthest < math.inf else ""

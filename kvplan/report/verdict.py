@@ -7,10 +7,10 @@ from typing import Any
 from kvplan.analysis.concurrency import engine_never_evicts, never_grows
 from kvplan.analysis.equilibrium import per_request, saturation
 from kvplan.model import ServingModel
+from kvplan.report.blocks import enough_memory
 from kvplan.report.figures import Figures
 from kvplan.report.keys import SCREENS, WORDS
 from kvplan.report.ledger import Ledger
-from kvplan.report.prefix_cache import enough_memory
 from kvplan.report.wording import sentence, sentences
 from kvplan.report.words import Status
 from kvplan.study.advice import ADMISSION, BUDGETS, CAP, GATEWAY, THRESHOLDS, Advice
@@ -107,14 +107,10 @@ def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]
 def advice_actions(tried: tuple[Advice, ...], *, recovers: bool) -> tuple[str, ...]:
     """Write an action for each, best first; `recovers` says that the offered rate drains without any."""
     return tuple(
-        f"{_sentence_start(f'or {to_do(advice)}' if i else to_do(advice))}: "
+        f"{f'Or {to_do(advice)}' if i else to_do(advice)[:1].upper() + to_do(advice)[1:]}: "
         f"{effect(advice, recovers=recovers)}{f' Needs {advice.needs_version}.' if advice.needs_version else ''}"
         for i, advice in enumerate(tried)
     )
-
-
-def _sentence_start(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def to_do(advice: Advice) -> str:

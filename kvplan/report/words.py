@@ -12,7 +12,7 @@ class Status(StrEnum):
 
 
 class Basis(StrEnum):
-    """How a number is known."""
+    """Grounds on which a number rests."""
 
     THEOREM = "theorem"
     COMPUTED = "computed"

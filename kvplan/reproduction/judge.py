@@ -6,7 +6,7 @@ from statistics import stdev
 from typing import Any, NamedTuple
 
 from kvplan.reproduction.experiment import Experiment, Figure, Verdict
-from kvplan.simulation.intervals import t_quantile
+from kvplan.simulation.estimates import t_quantile
 
 _FLOOR = 0.25  # of a printed change: what is less is another effect
 _ROUNDING = 1e-9  # of floating-point sums

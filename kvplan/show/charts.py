@@ -12,7 +12,7 @@ from kvplan.planning.day import Day, served_rps
 from kvplan.planning.host_memory import Tier
 from kvplan.planning.search import Setting
 from kvplan.report.assembly import Analyses, Report
-from kvplan.report.prefix_cache import CacheBlock
+from kvplan.report.blocks import CacheBlock
 from kvplan.show.chart import COLOURS, Axis, Chart, Line, Patch, stairs, time_axis
 from kvplan.study.goodput import Goodput, load_curve
 from kvplan.study.trial import Task

@@ -1,5 +1,6 @@
 """Judged profiles: a section each, or an overview of many; and the JSON document."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -219,7 +220,7 @@ def remedies_text(remedies: Sequence[Remedy]) -> str:
 
 
 def _remedy_text(remedy: Remedy) -> str:
-    changes = ", ".join(f"{c.key} = {_toml(c.after)}" for c in remedy.changes[:_MAX_CHANGES])
+    changes = ", ".join(f"{c.key} = {json.dumps(c.after)}" for c in remedy.changes[:_MAX_CHANGES])
     more = ", …" if len(remedy.changes) > _MAX_CHANGES else ""
     change = format_percent(remedy.relative)
     match remedy.lever:
@@ -232,7 +233,3 @@ def _remedy_text(remedy: Remedy) -> str:
         case Lever.MAX_NUM_SEQS | Lever.MAX_NUM_BATCHED_TOKENS:
             direction = "up" if all(remedy.amount > float(c.before) for c in remedy.changes) else "down"
             return f"{remedy.lever.value} {direction} {change} to {format_tokens(remedy.amount)} ({changes}{more})"
-
-
-def _toml(value: float | int | str) -> str:
-    return f'"{value}"' if isinstance(value, str) else f"{value}"

@@ -1,4 +1,4 @@
-"""What differs between two reports: tables, and the JSON document."""
+"""Differences between two reports: tables, and the JSON document."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a key of the report means, for people."""
+"""The page that explains a key of the report."""
 
 from collections.abc import Iterator
 

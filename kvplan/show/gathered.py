@@ -1,4 +1,4 @@
-"""What files gave to a profile: a row for each table, and the JSON document."""
+"""Sources of an imported profile: a row for each table, and the JSON document."""
 
 from kvplan.ingest.facts import Part
 from kvplan.ingest.gathering import Gathered

@@ -4,11 +4,11 @@ Names from a profile are text and nothing else: all are escaped, characters that
 of writing are replaced, and a content security policy forbids whatever could still be meant to be loaded or run.
 """
 
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from kvplan.report.words import Status
@@ -26,25 +26,31 @@ def render(document: Document, charts: Sequence[Chart] = ()) -> str:
         numbered = (section._replace(key=f"part-{i}") for i, section in enumerate(document.sections, 1))
         document = document._replace(title=title, sections=tuple(numbered))
     drawn = [(Markup(element(chart)), chart) for chart in charts]  # its texts are quoted
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(document=document, charts=drawn, light=LIGHT, dark=DARK, colours=_COLOURS)
-    )
+    page = template("kvplan.show", "page.html.j2", _quoted, zip=partial(zip, strict=True), kind=_kind)
+    return page.render(document=document, charts=drawn, light=LIGHT, dark=DARK, colours=_COLOURS)
 
 
-@cache
-def _environment() -> Environment:
+def template(
+    package: str,
+    name: str,
+    finalize: Callable[[Any], Any],
+    *,
+    trim: bool = False,
+    **filters: Callable[..., Any],
+) -> Template:
+    """Read a template of a package; `finalize` quotes its values, and a name that it does not have is an error."""
     made = Environment(
-        loader=PackageLoader("kvplan.show", ""),
+        loader=PackageLoader(package, ""),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_quoted,
+        finalize=finalize,
+        trim_blocks=trim,
+        lstrip_blocks=trim,
         keep_trailing_newline=True,
     )
-    made.filters |= {"zip": partial(zip, strict=True), "kind": _kind}
+    made.filters |= filters
     made.tests["figure"] = lambda block: isinstance(block, Figure)
-    return made
+    return made.get_template(name)
 
 
 def _quoted(value: Any) -> Any:

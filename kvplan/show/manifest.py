@@ -1,24 +1,25 @@
-"""What operates a service, as YAML: a template for each target in `kvplan/emit/`.
+"""Manifests that operate a service, as YAML: a template for each target in `kvplan/emit/`.
 
 A template's values are quoted wherever they could be read as anything else; words for its comments are put on a line.
 """
 
 import re
 import textwrap
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from kvplan.emit.service import Service
 from kvplan.model import Plan
 from kvplan.options import Target
 from kvplan.show import page
+from kvplan.show.html import template
 from kvplan.simulation.fleet.scaling import LatencyRule
 from kvplan.study.operations import Operations
-from kvplan.units import format_percent, format_seconds
+from kvplan.study.verification import SEEDS, Way
+from kvplan.units import format_number, format_percent, format_seconds
 
 _COLUMNS = 110
 _COMMENT = re.compile("^( *)# (.*)", re.MULTILINE)
@@ -30,18 +31,15 @@ def text(
     target: Target, operations: Operations, service: Service, plan: Plan, *, name: str, sha256: str
 ) -> str:
     """Write what operates a service, with comments that say what it rests on."""
-    rendered = (
-        _environment()
-        .get_template(f"{target}.yaml.j2")
-        .render(
-            operations=operations,
-            target=target,
-            rule=LatencyRule,
-            service=service,
-            objectives="; ".join(slo.text for slo in plan.slos),
-            name=name,
-            origin=page.origin(sha256),
-        )
+    written = template("kvplan.emit", f"{target}.yaml.j2", _scalar, trim=True, **_FILTERS)
+    rendered = written.render(
+        operations=operations,
+        target=target,
+        rule=LatencyRule,
+        service=service,
+        objectives="; ".join(slo.text for slo in plan.slos),
+        name=name,
+        origin=page.origin(sha256),
     )
     found = warning(operations.worst_within, operations.aim)
     return _COMMENT.sub(_wrapped, rendered if found is None else f"# {found}\n{rendered}")
@@ -55,26 +53,6 @@ def warning(worst: float | None, aim: float) -> str | None:
         f"WARNING: {worst:.2%} of the requests of the worst simulated day are within the objectives; the aim is "
         f"{aim:.2%}, half a point less than in an idle fleet"
     )
-
-
-@cache
-def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("kvplan.emit", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_scalar,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters |= {
-        "line": _line,
-        "number": _number,
-        "percent": lambda share: Markup(format_percent(share)),
-        "seconds": lambda seconds: Markup(format_seconds(seconds)),
-    }
-    return made
 
 
 def _number(value: float) -> str:
@@ -105,8 +83,12 @@ def _scalar(value: Any) -> Markup:
     return Markup('"' + "".join(signs) + '"')
 
 
-def _line(words: str) -> Markup:
-    return Markup(page.printable(" ".join(words.split())))
+_FILTERS: Mapping[str, Callable[..., Any]] = {
+    "line": lambda words: Markup(page.printable(" ".join(words.split()))),
+    "number": _number,
+    "percent": lambda share: Markup(format_percent(share)),
+    "seconds": lambda seconds: Markup(format_seconds(seconds)),
+}
 
 
 def _wrapped(comment: re.Match[str]) -> str:
@@ -117,4 +99,28 @@ def _wrapped(comment: re.Match[str]) -> str:
         initial_indent=f"{indent}# ",
         subsequent_indent=f"{indent}#   ",
         break_on_hyphens=False,
+    )
+
+
+_WAYS: page.Columns[Way] = {
+    page.Column("Settings"): lambda way: way.name,
+    page.words("Per replica"): lambda way: way.control,
+    page.number("Within"): lambda way: format_percent(way.within),
+    page.number("Worst day"): lambda way: format_percent(way.worst),
+    page.number("GPU-hours"): lambda way: format_number(way.gpu_hours),
+}
+
+
+def simulated_days(ways: Sequence[Way]) -> page.Section:
+    """Show requests within the objectives and GPU-hours of a day."""
+    return page.section(
+        "verification",
+        "Simulated days",
+        page.tabulate(_WAYS, ways),
+        notes=(
+            f"{len(SEEDS)} days that the headroom was not chosen by; requests whose own times are within the "
+            "objectives, and GPU-hours of a day, loading and draining included.",
+            "Guesses that are deployed: KV usage as Value, waiting requests as AverageValue; latency is llm-d's "
+            "rule, with its own behavior: predicted latency is simulated. All keep the same bounds of replicas.",
+        ),
     )

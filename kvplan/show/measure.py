@@ -8,39 +8,39 @@ from kvplan.show.view import Json, View, header
 from kvplan.units import format_number, format_seconds
 
 
-def view(found: Measuring, asked: MeasureOptions) -> View:
+def view(measuring: Measuring, asked: MeasureOptions) -> View:
     """Show proposed runs, with the commands that follow them."""
     return View(
-        lambda: _document(found, asked),
-        lambda _: page.document([_section(found, asked)], found.profile.sha256),
+        lambda: _document(measuring, asked),
+        lambda _: page.document([_section(measuring, asked)], measuring.profile.sha256),
         rows=lambda written: written["runs"],
     )
 
 
-def _document(found: Measuring, asked: MeasureOptions) -> Json:
+def _document(measuring: Measuring, asked: MeasureOptions) -> Json:
     return {
         **header(),
-        "profile": {"name": found.profile.name, "sha256": found.profile.sha256},
+        "profile": {"name": measuring.profile.name, "sha256": measuring.profile.sha256},
         "tool": asked.tool,
-        "binding": found.binding,
-        "band": list(found.band),
-        "demand_rps": found.demand_rps,
-        "rate_rps": found.rate_rps,
-        "interval_rps": list(found.interval_rps),
-        "replicas": list(found.replicas),
-        "runs": [run._asdict() for run in found.runs],
-        "stopped": found.stopped,
-        "next": list(next_commands(found, asked)),
+        "binding": measuring.binding,
+        "band": list(measuring.band),
+        "demand_rps": measuring.demand_rps,
+        "rate_rps": measuring.rate_rps,
+        "interval_rps": list(measuring.interval_rps),
+        "replicas": list(measuring.replicas),
+        "runs": [run._asdict() for run in measuring.runs],
+        "stopped": measuring.stopped,
+        "next": list(next_commands(measuring, asked)),
     }
 
 
-def _section(found: Measuring, asked: MeasureOptions) -> page.Section:
-    low, high = found.interval_rps
-    least, most = found.band
+def _section(measuring: Measuring, asked: MeasureOptions) -> page.Section:
+    low, high = measuring.interval_rps
+    least, most = measuring.band
     now = (
-        f"A replica is expected to serve {format_number(found.rate_rps)} requests/s, where {found.binding} ends it; "
-        f"where iterations take {format_number(least)} to {format_number(most)} times as long as its profile says, "
-        f"{format_number(low)} to {format_number(high)}: {_replicas(found.replicas)} replicas."
+        f"A replica is expected to serve {format_number(measuring.rate_rps)} requests/s, where {measuring.binding} "
+        f"ends it; where iterations take {format_number(least)} to {format_number(most)} times as long as its profile "
+        f"says, {format_number(low)} to {format_number(high)}: {_replicas(measuring.replicas)} replicas."
     )
     columns: page.Columns[tuple[int, Run]] = {
         page.number("run"): lambda row: str(row[0]),
@@ -54,12 +54,12 @@ def _section(found: Measuring, asked: MeasureOptions) -> page.Section:
         ),
         page.number("replicas"): lambda row: _replicas(row[1].replicas),
     }
-    stopped = f"{found.stopped[0].upper()}{found.stopped[1:]}."
-    if not found.runs:
+    stopped = f"{measuring.stopped[0].upper()}{measuring.stopped[1:]}."
+    if not measuring.runs:
         return page.section(
-            "measure", f"What to measure of {found.profile.name}", page.Paragraph(now), notes=[stopped]
+            "measure", f"What to measure of {measuring.profile.name}", page.Paragraph(now), notes=[stopped]
         )
-    then, plan, again = next_commands(found, asked)
+    then, plan, again = next_commands(measuring, asked)
     notes = [
         "TTFT and TPOT are what is expected, replicas those that four in five such outcomes leave.",
         f"{stopped} Figures beyond {format_number(least)} or {format_number(most)} times what is expected say that the "
@@ -71,8 +71,8 @@ def _section(found: Measuring, asked: MeasureOptions) -> page.Section:
         notes.insert(2, "Keep the engine's start-up log as serve.log: one start has the KV capacity.")
     if source := commands_of(asked.tool).get("source"):
         notes.append(f"Commands of {asked.tool}: {source}.")
-    title = f"What to measure of {found.profile.name}"
-    runs = page.tabulate(columns, enumerate(found.runs, 1))
+    title = f"What to measure of {measuring.profile.name}"
+    runs = page.tabulate(columns, enumerate(measuring.runs, 1))
     return page.section("measure", title, page.Paragraph(now), runs, notes=notes)
 
 

@@ -1,16 +1,14 @@
 """A profile at its own rates: tables, CSV, and the JSON document."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 
 from kvplan.profile.reading import Profile
 from kvplan.report.keys import SCREENS, SIMULATION
 from kvplan.report.ledger import plain
-from kvplan.report.wording import interval
 from kvplan.report.words import Basis
 from kvplan.show import page
 from kvplan.show.chart import Chart
-from kvplan.show.simulation import arrivals, written_as
+from kvplan.show.simulation import arrivals, interval_of, written_as
 from kvplan.show.view import Json, View, csv_text, header
 from kvplan.simulation.estimates import FIGURES
 from kvplan.simulation.experiments.load import Load
@@ -18,7 +16,7 @@ from kvplan.simulation.experiments.runner import Job, scenarios
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.operating_point import OperatingPoint, as_run
 from kvplan.study.windows import LATENCIES
-from kvplan.units import ABSENT, format_number, format_seconds
+from kvplan.units import format_number, format_seconds
 
 Interval = tuple[float, float | None] | None
 Figures = Mapping[str, tuple[float, Interval]]
@@ -101,13 +99,9 @@ def _blocks(point: OperatingPoint, load: Load, full: bool) -> Iterator[page.Bloc
         yield page.Paragraph(f"No latencies: {latency.reason}.")
     figures = {key: (value, interval) for key, value, interval in point.figures() if value is not None}
     if full:
+        named = {key: key + " (not settled)" * (key in latency.unsettled) for key in figures}
         rows = [
-            (
-                key + " (not settled)" * (key in latency.unsettled),
-                _written(key, value),
-                _interval(key, interval),
-            )
-            for key, (value, interval) in figures.items()
+            (named[k], written_as(k, value), interval_of(k, ends)) for k, (value, ends) in figures.items()
         ]
         yield page.table((page.words("Figure"), page.number("Value"), page.number("95 % interval")), rows)
     else:
@@ -129,11 +123,11 @@ def _first(figures: Figures, unsettled: Collection[str]) -> Iterator[page.Block]
     if times:
         yield page.table((page.Column(""), *map(page.number, FIGURES)), times)
     keys = [key for key in SCREENS["own_rates"].split() if key in figures]
-    means = {SIMULATION[key][0]: _written(key, figures[key][0], 3) for key in keys}
+    means = {SIMULATION[key][0]: written_as(key, figures[key][0], 3) for key in keys}
     if means:
         yield page.table(map(page.number, means), [tuple(means.values())])
     wide = [
-        f"{key} {_interval(key, interval)}{' (not settled)' * (key in unsettled)}"
+        f"{key} {interval_of(key, interval)}{' (not settled)' * (key in unsettled)}"
         for key, (value, interval) in figures.items()
         if interval is not None
         and "_s." in key
@@ -141,11 +135,3 @@ def _first(figures: Figures, unsettled: Collection[str]) -> Iterator[page.Block]
     ]
     if wide:
         yield page.Paragraph(f"Wide 95% intervals: {', '.join(wide)}.")
-
-
-def _written(key: str, value: float, digits: int = 4) -> str:
-    return written_as(SIMULATION[key][1], value, digits)
-
-
-def _interval(key: str, ends: Interval) -> str:
-    return ABSENT if ends is None else interval(*ends, partial(_written, key))

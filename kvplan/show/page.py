@@ -1,4 +1,4 @@
-"""What anything shown to people is made of, before any format: sections of tables, paragraphs, lists and figures.
+"""Documents before any format: sections of tables, paragraphs, lists and figures.
 
 All strings are plain text, names from the profile included: a format quotes them and interprets nothing.
 """

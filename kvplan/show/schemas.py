@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ _SEVERAL = re.compile(r"\{([^}]*)\}")
 
 @cache
 def documents() -> Mapping[str, Mapping[str, str]]:
-    """What is known of the documents, by the command that writes them."""
+    """Descriptions of documents, by the command that writes them."""
     known: dict[str, dict[str, str]] = tomli.loads(
         Path(__file__).with_name("documents.toml").read_text("utf-8")
     )
@@ -70,16 +71,10 @@ def _each(paths: str) -> Iterator[str]:
 def _described(kind: str, meaning: str) -> dict[str, Any]:
     name = kind.removesuffix("?")
     words = name.split("|")
-    leaf = (
-        {"type": "string", "enum": words} if words[1:] else {k: _copied(v) for k, v in _TYPES[name].items()}
-    )
+    leaf = {"type": "string", "enum": words} if words[1:] else deepcopy(_TYPES[name])
     if name != kind:
         leaf |= {"type": [leaf["type"], "null"]}
     return {**leaf, "description": meaning} if meaning else leaf
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, dict | list) else value
 
 
 def _put(table: dict[str, Any], path: list[str], leaf: dict[str, Any], *, required: bool) -> None:

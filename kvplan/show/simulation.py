@@ -34,18 +34,18 @@ _ALIKE, _WIDE = 0.01, 0.1  # relative: what makes no difference, and half an int
 
 def view(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) -> View:
     """Show a study of a profile; `bounds` is what no policy could surpass."""
-    found = grid.search(study) if study.is_grid else None
+    search = grid.search(study) if study.is_grid else None
     return View(
-        lambda: document(study, profile, bounds, found),
-        lambda full: page.document([build(study, profile.name, bounds, found, full=full)], profile.sha256),
-        lambda: charts(study, profile.model.replica.capacity_tokens, found),
+        lambda: document(study, profile, bounds, search),
+        lambda full: page.document([build(study, profile.name, bounds, search, full=full)], profile.sha256),
+        lambda: charts(study, profile.model.replica.capacity_tokens, search),
         lambda written: [{key: each[key] for key in each if key != "ci95"} for each in written["policies"]],
         lambda: figures_csv(study),
     )
 
 
 def document(
-    study: Study, profile: Profile, bounds: Sequence[StudyBound] = (), found: grid.Search | None = None
+    study: Study, profile: Profile, bounds: Sequence[StudyBound] = (), search: grid.Search | None = None
 ) -> Json:
     """Return the JSON."""
     load = study.load
@@ -61,9 +61,9 @@ def document(
     written = {**header(profile), "arrivals": arrivals, "seeds": list(study.seeds)}
     if study.interrupted:
         written["interrupted"] = True
-    if found is not None:
-        written["grid"] = plain(found._asdict())
-    commented = study if found is None else grid.leading(study, found.figure)
+    if search is not None:
+        written["grid"] = plain(search._asdict())
+    commented = study if search is None else grid.leading(study, search.figure)
     written |= {
         "policies": [plain(record(result)) for result in study.results],
         "notes": list(notes(commented)),
@@ -100,7 +100,7 @@ def build(
     study: Study,
     name: str,
     bounds: Sequence[StudyBound] = (),
-    found: grid.Search | None = None,
+    search: grid.Search | None = None,
     *,
     full: bool = False,
 ) -> page.Section:
@@ -109,10 +109,10 @@ def build(
     Of a grid there is a row for each variant, and then only the best of each policy.
     """
     blocks: list[page.Block] = [page.Paragraph(_what(study))]
-    if found is not None:
-        blocks += _grid(study, found, None if full else _MOST_VARIANTS)
-        study = grid.leading(study, found.figure)
-    if found is None or full:
+    if search is not None:
+        blocks += _grid(study, search, None if full else _MOST_VARIANTS)
+        study = grid.leading(study, search.figure)
+    if search is None or full:
         blocks += _figures(study) if full else _first(study)
     remarks = notes(study) if full else needed(study)[:_MOST_NOTES]
     of_bounds = (*map(_bound, bounds), *(_loosened(study) if bounds else ()))
@@ -126,12 +126,11 @@ def _first(study: Study) -> Iterator[page.Block]:
     if len(results) > 1 and len({result.status for result in results}) == 1:
         alike.append(rows.pop()[1])
     for key in SCREENS["simulate"].split():
-        label, form = SIMULATION[key]
-        values = [result.figures[key] for result in results]
+        label, values = SIMULATION[key][0], [result.figures[key] for result in results]
         if not any(values):
             continue  # says nothing
         if len(results) > 1 and all(_close(value, values[0]) for value in values):
-            alike.append(f"{label} {written_as(form, values[0], 3)}")
+            alike.append(f"{label} {written_as(key, values[0], 3)}")
             continue
         best = _best(study, key, values)
         intervals = [
@@ -139,7 +138,7 @@ def _first(study: Study) -> Iterator[page.Block]:
         ]
         wide = wide or any(intervals)
         cells = (
-            f"{'* ' * (best is not None and _close(value, best))}{written_as(form, value, 3)}{interval}"
+            f"{'* ' * (best is not None and _close(value, best))}{written_as(key, value, 3)}{interval}"
             for value, interval in zip(values, intervals, strict=True)
         )
         rows.append((label, *cells))
@@ -152,46 +151,46 @@ def _first(study: Study) -> Iterator[page.Block]:
     yield page.Paragraph(" ".join([*said, "--full shows all figures."]))
 
 
-def _grid(study: Study, found: grid.Search, most: int | None) -> Iterator[page.Block]:
+def _grid(study: Study, search: grid.Search, most: int | None) -> Iterator[page.Block]:
     """Yield what is best of a grid, and a row for each policy and variant, or for so many of the best."""
-    yield page.Paragraph(_verdict(study, found))
-    if found.best is None:
+    yield page.Paragraph(_verdict(study, search))
+    if search.best is None:
         return
-    marks = {found.best: "* ", **dict.fromkeys(found.alike, "~ ")}
+    marks = {search.best: "* ", **dict.fromkeys(search.alike, "~ ")}
     others = [
         key
         for key in SCREENS["grid"].split()
-        if key != found.figure and any(r.figures[key] for r in study.results)
+        if key != search.figure and any(r.figures[key] for r in study.results)
     ]
     keys = dict.fromkeys(key for settings in study.settings.values() for key in settings.varied)
     columns: page.Columns[PolicyResult] = {
         page.Column("Policy"): lambda r: f"{marks.get(r.policy, '')}{study.settings[r.policy].policy}",
         **{page.number(key): partial(_parameter, study, key) for key in keys},
         **{
-            page.number(SIMULATION[key][0]): partial(_of_variant, key, found.figure)
-            for key in (found.figure, *others)
+            page.number(SIMULATION[key][0]): partial(_of_variant, key, search.figure)
+            for key in (search.figure, *others)
         },
     }
     rows = study.results
     if most is not None and len(rows) > most:
-        best = grid.ranked(study, found.figure)[:most]
+        best = grid.ranked(study, search.figure)[:most]
         rows = tuple(result for result in rows if result.policy in best)
     yield page.tabulate(columns, rows)
     if len(rows) < len(study.results):
         yield page.Paragraph(f"The {len(rows)} best of {len(study.results):,}; --full shows all.")
 
 
-def _verdict(study: Study, found: grid.Search) -> str:
+def _verdict(study: Study, search: grid.Search) -> str:
     """Say which variant is best, and whether that is sure."""
-    label, form = SIMULATION[found.figure]
-    halted = f" Livelock: {_some(found.livelocks)}." if found.livelocks else ""
-    if found.best is None:
+    label = SIMULATION[search.figure][0]
+    halted = f" Livelock: {_some(search.livelocks)}." if search.livelocks else ""
+    if search.best is None:
         return f"No best: none has {label}.{halted}"
-    (result,) = study.only([found.best]).results
-    best = f"{label}: {found.best}, {written_as(form, result.figures[found.figure], 3)}"
-    if found.figure == "e2e_s.mean":
+    (result,) = study.only([search.best]).results
+    best = f"{label}: {search.best}, {written_as(search.figure, result.figures[search.figure], 3)}"
+    if search.figure == "e2e_s.mean":
         halted = f" All serve as many requests.{halted}"
-    if not found.alike:
+    if not search.alike:
         return f"Best (*) by {best}.{halted}"
     if not study.by_chance:
         return f"Best (*) by {best}, and alike (~).{halted}"
@@ -218,7 +217,7 @@ def _of_variant(key: str, first: str, result: PolicyResult) -> str:
         return result.status.value
     value = result.figures[key]
     half = _half(result.ci95.get(key), value, least=0.001) if key == first else ""
-    return f"{written_as(SIMULATION[key][1], value, 3)}{half}"
+    return f"{written_as(key, value, 3)}{half}"
 
 
 def _close(value: float | None, other: float | None) -> bool:
@@ -268,7 +267,7 @@ _BOUNDED = {
 
 
 def _bound(bound: StudyBound) -> str:
-    most = _BOUNDED[bound.figure].format(written_as(SIMULATION[bound.figure][1], bound.bound))
+    most = _BOUNDED[bound.figure].format(written_as(bound.figure, bound.bound))
     about = {"about.bound": most, "about.gap": sentence(SCREENS["hindsight_gap"], Ledger(bound))}
     return sentence(SCREENS["hindsight"], Ledger(bound, about)) or ""
 
@@ -295,13 +294,13 @@ def _side_by_side(study: Study) -> page.Table:
     columns = (page.Column("Figure"), *(page.number(result.policy) for result in study.results))
     rows = [("Status", *(result.status.value for result in study.results))]
     if_any = tuple(SCREENS["simulate_if_any"].split())
-    for key, (label, form) in SIMULATION.items():
+    for key, (label, _) in SIMULATION.items():
         if key.startswith(if_any) and not any(result.figures[key] for result in study.results):
             continue
-        rows.append((label, *(written_as(form, result.figures[key]) for result in study.results)))
+        rows.append((label, *(written_as(key, result.figures[key]) for result in study.results)))
         intervals = [result.ci95.get(key) for result in study.results]
         if key in SCREENS["simulate_with_interval"].split() and any(intervals):
-            rows.append(("", *(_interval(interval, form) for interval in intervals)))
+            rows.append(("", *(interval_of(key, interval) for interval in intervals)))
     return page.table(columns, rows)
 
 
@@ -319,9 +318,9 @@ def _classes(study: Study) -> page.Table:
     return page.tabulate(columns, range(len(classes)))
 
 
-def written_as(form: str, value: float | None, digits: int = 4) -> str:
+def written_as(key: str, value: float | None, digits: int = 4) -> str:
     """Write a figure of a policy in its form."""
-    match form:
+    match SIMULATION[key][1]:
         case "time":
             return format_seconds(value)
         case "percent":
@@ -332,15 +331,16 @@ def written_as(form: str, value: float | None, digits: int = 4) -> str:
             return format_number(value, digits)
 
 
-def _interval(ends: tuple[float, float] | None, form: str) -> str:
-    return ABSENT if ends is None else interval(*ends, partial(written_as, form))
+def interval_of(key: str, ends: tuple[float, float | None] | None) -> str:
+    """Write the interval of a figure."""
+    return ABSENT if ends is None else interval(*ends, partial(written_as, key))
 
 
-def charts(study: Study, capacity_tokens: int, found: grid.Search | None = None) -> tuple[Chart, ...]:
+def charts(study: Study, capacity_tokens: int, search: grid.Search | None = None) -> tuple[Chart, ...]:
     """Draw KV tokens and waiting requests of each policy over time, of the first seed; above them what a grid found."""
-    if found is not None:
-        best_of_each = grid.leading(study, found.figure)
-        return (*_along_grid(study, found), *charts(best_of_each, capacity_tokens))
+    if search is not None:
+        best_of_each = grid.leading(study, search.figure)
+        return (*_along_grid(study, search), *charts(best_of_each, capacity_tokens))
     seen = [(result.policy, run.series) for result, run in zip(study.results, study.first, strict=True)]
     end = max((float(series.time_s[-1]) for _, series in seen if series.time_s.size), default=0.0)
     if not end:
@@ -356,25 +356,25 @@ def charts(study: Study, capacity_tokens: int, found: grid.Search | None = None)
     )
 
 
-def _along_grid(study: Study, found: grid.Search) -> Iterator[Chart]:
+def _along_grid(study: Study, search: grid.Search) -> Iterator[Chart]:
     """Draw the figure of a grid against the parameter of each policy that has a single one varied."""
-    caption = _verdict(study, found)
+    caption = _verdict(study, search)
     for policy, results in grid.by_policy(study).items():
         varied = study.settings[results[0].policy].varied
         results = [
-            r for r in results if r.status is not RunStatus.LIVELOCK and r.figures[found.figure] is not None
+            r for r in results if r.status is not RunStatus.LIVELOCK and r.figures[search.figure] is not None
         ]
         if len(varied) == 1 and len(results) > 1 and varied[0] not in POLICIES[policy].words:
             values = [study.settings[result.policy].given[varied[0]][0] for result in results]
-            yield _along(f"{policy}.{varied[0]}", np.array(values), results, found, caption)
+            yield _along(f"{policy}.{varied[0]}", np.array(values), results, search, caption)
 
 
 def _along(
-    key: str, values: FloatArray, results: Sequence[PolicyResult], found: grid.Search, caption: str
+    key: str, values: FloatArray, results: Sequence[PolicyResult], search: grid.Search, caption: str
 ) -> Chart:
-    label, form = SIMULATION[found.figure]
-    figures = np.array([result.figures[found.figure] for result in results], dtype=float)
-    pairs = [result.ci95.get(found.figure) or (math.nan, math.nan) for result in results]
+    label, form = SIMULATION[search.figure]
+    figures = np.array([result.figures[search.figure] for result in results], dtype=float)
+    pairs = [result.ci95.get(search.figure) or (math.nan, math.nan) for result in results]
     bars = np.column_stack([np.array(pairs), np.full(len(pairs), np.nan)]).ravel()
     order = np.argsort(values)
     low, high = (float(pick(np.append(figures, bars))) for pick in (np.nanmin, np.nanmax))
@@ -382,7 +382,7 @@ def _along(
     lines = [Line(label, values[order], figures[order])]
     if not np.isnan(bars).all():
         lines.append(Line("95% interval", np.repeat(values, 3), bars, "soft"))
-    if at := [index for index, result in enumerate(results) if result.policy == found.best]:
+    if at := [index for index, result in enumerate(results) if result.policy == search.best]:
         lines.append(Line("best", values[at], figures[at], "orange", "dots"))
     x = Axis(key, float(values.min()), float(values.max()), log=bool(0 < _FAR * values.min() < values.max()))
     y = Axis(

@@ -53,12 +53,12 @@ def columns_of(sweep: "Sweep") -> tuple[str, ...]:
     return (*shown, STATUS_KEY) if STATUS_KEY in sweep.names else shown
 
 
-def of_sweep(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> tuple[Chart, ...]:
+def of_sweep(sweep: "Sweep", columns: Mapping[str, Sequence[object]]) -> tuple[Chart, ...]:
     """Return the chart of a finished sweep that `check_sweep` has accepted.
 
     Parameters
     ----------
-    found : mapping of str to sequence, each of length n_points
+    columns : mapping of str to sequence, each of length n_points
         The columns of `columns_of`; None where a point has no figure.
     """
     axes = [np.array([axis.at(i) for i in range(axis.count)], dtype=np.float64) for axis in sweep.axes]
@@ -70,10 +70,10 @@ def of_sweep(sweep: "Sweep", found: Mapping[str, Sequence[object]]) -> tuple[Cha
         return np.array(flat).reshape([values.size for values in axes])[np.ix_(*orders)]
 
     name = figure_of(sweep)
-    figure, status = arranged(found[name]), np.full([values.size for values in axes], np.nan)
-    if STATUS_KEY in found:
-        place = {one.value: number for number, one in enumerate(_STATUSES)}
-        status = arranged([place.get(str(value)) for value in found[STATUS_KEY]])
+    figure, status = arranged(columns[name]), np.full([values.size for values in axes], np.nan)
+    if STATUS_KEY in columns:
+        place = {each.value: number for number, each in enumerate(_STATUSES)}
+        status = arranged([place.get(str(value)) for value in columns[STATUS_KEY]])
     ordered = [values[order] for values, order in zip(axes, orders, strict=True)]
     if len(ordered) == 1:
         return (_line(name, sweep.axes[0].key, ordered[0], logs[0], figure, status),)
@@ -88,10 +88,10 @@ def _line(name: str, key: str, x: FloatArray, log: bool, figure: FloatArray, sta
     margin = 0.05 * (high - low or 1.0)
     kind = "simulated" if name.startswith("simulation.") else "formula"
     lines = [Line(kind, x, figure)]
-    for number, (one, colour) in enumerate(_STATUSES.items()):
+    for number, (verdict, colour) in enumerate(_STATUSES.items()):
         mine = (status == number) & ~np.isnan(figure)
         if mine.any():
-            lines.append(Line(one.value.replace("_", " "), x[mine], figure[mine], colour, "dots"))
+            lines.append(Line(verdict.value.replace("_", " "), x[mine], figure[mine], colour, "dots"))
     return Chart(
         f"{name} against {key}",
         f"From {format_number(low)} to {format_number(high)}.",
@@ -119,10 +119,10 @@ def _map(
         label = " to ".join(format_number(level, 3) for level in levels[number : number + 2])
         patches.append(Patch(label, boxes, "blue", 0.08 + 0.72 * number / max(last, 1)))
     lines = []
-    for number, (one, colour) in list(enumerate(_STATUSES.items()))[1:]:
+    for number, (verdict, colour) in list(enumerate(_STATUSES.items()))[1:]:
         path = _border(x, y, status >= number, ~np.isnan(status))
         if path[0].size:
-            lines.append(Line(f"beyond: {one.value.replace('_', ' ')}", *path, colour))
+            lines.append(Line(f"beyond: {verdict.value.replace('_', ' ')}", *path, colour))
     return Chart(
         name,
         f"From {format_number(low)} (light) to {format_number(high)} (dark); nothing where there is no figure.",

@@ -23,7 +23,7 @@ _SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class View:
-    """What a result looks like; each part is made when a format asks for it."""
+    """Ways to show a result; each part is made when a format asks for it."""
 
     json: Callable[[], Json]  # plain dicts, lists, strings, finite numbers and None
     screen: Callable[[bool], Document]  # of everything, or of the first screen

@@ -1,4 +1,4 @@
-"""What runs left behind → the figures of a simulation report, with confidence intervals.
+"""Figures of simulated runs, with confidence intervals.
 
 Figures are means over seeds; a figure that a run does not have (no request completed) is left out of its
 mean, and None where no run has it. Means and percentiles of what a replica holds are over time, idle time included,
@@ -36,12 +36,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.model import FloatArray, IntArray
-from kvplan.simulation.estimates import FIGURES, QUANTILES, Gaps, Times
-from kvplan.simulation.intervals import (
+from kvplan.simulation.estimates import (
+    FIGURES,
+    QUANTILES,
+    Gaps,
     Interval,
+    Times,
     Trend,
-    around,
     batch_edges,
+    bounded,
     over_runs,
     ratio,
     together,
@@ -63,51 +66,46 @@ Figures = dict[str, float | None]
 Intervals = dict[str, Interval | None]
 
 
-_FOUND = (
-    "prefix_cache.hit_rate",  # of the tokens of prompts looked up at their first admission
-    "prefix_cache.readmission_hit_rate",  # of what is admitted again after an eviction
-    "prefix_cache.hit_tokens",  # of prompts
-    "prefix_cache.recovered_tokens",  # of what is admitted again
-    "prefix_cache.cached_tokens_mean",  # known though nobody holds it, over busy time
-    "prefix_cache.host_hit_rate",  # the part of the hit rate that was loaded from a host tier; None without one
-    "prefix_cache.link_utilization",  # share of the time in which it loaded
-)
 CLASS_KEYS = (
     "completed",
     "goodput_rps",
     *(f"{time}.{each}" for time in ("ttft_s", "tpot_s", "e2e_s") for each in FIGURES),
 )
-KEYS = (  # in the order of the contract; None where 0/0, and of the prefix cache without one
-    *("completed", "unfinished", "makespan_s", "iterations"),
-    *("throughput_rps", "decode_tokens_per_s", "throughput_per_iteration"),
-    *(
-        "evictions",
-        "evictions_per_iteration",
-        "preemptions_per_request",
-        "recomputed_tokens",
-        "recomputed_share",
-    ),
-    *(
-        "running",
-        "waiting",
-        "kv_tokens.mean",
-        "kv_tokens.p99",
-        "kv_tokens.peak",
-        "queue.peak",
-        "queue.end",
-        "shed",
-    ),
-    *(
-        *_FOUND,
-        "iteration_time_s",
-        *(f"{time}.{each}" for time in LATENCIES for each in FIGURES),
-        "goodput_rps",
-    ),
+# of the prefix cache, None without one: what is found of prompts looked up at their first admission, of what is
+# admitted again after an eviction; what is known though nobody holds it, over busy time; of a host tier the part of
+# the hit rate that was loaded from it, and the share of the time in which it loaded
+_FOUND = "hit_rate readmission_hit_rate hit_tokens recovered_tokens cached_tokens_mean host_hit_rate link_utilization"
+KEYS = (  # in the order of the contract; None where 0/0
+    *("completed", "unfinished", "makespan_s", "iterations", "throughput_rps", "decode_tokens_per_s"),
+    *("throughput_per_iteration", "evictions", "evictions_per_iteration", "preemptions_per_request"),
+    *("recomputed_tokens", "recomputed_share", "running", "waiting"),
+    *("kv_tokens.mean", "kv_tokens.p99", "kv_tokens.peak", "queue.peak", "queue.end", "shed"),
+    *(f"prefix_cache.{name}" for name in _FOUND.split()),
+    "iteration_time_s",
+    *(f"{time}.{each}" for time in LATENCIES for each in FIGURES),
+    "goodput_rps",
 )
+_TOTALS = {  # of a run, and what counts them; without an interval where so many were given
+    "completed": "completions",
+    "makespan_s": "time_s",
+    "iterations": "iterations",
+    "evictions": "evictions",
+}
+_RATIOS = {  # of a run's totals; "replica_s" is the time of all replicas
+    "throughput_rps": ("completions", "time_s"),
+    "decode_tokens_per_s": ("decode_tokens", "time_s"),
+    "throughput_per_iteration": ("completions", "iterations"),
+    "evictions_per_iteration": ("evictions", "iterations"),
+    "running": ("running_s", "time_s"),
+    "waiting": ("waiting_s", "time_s"),
+    "kv_tokens.mean": ("kv_s", "replica_s"),
+    "iteration_time_s": ("busy_s", "iterations"),
+    "goodput_rps": ("good", "time_s"),
+}
 
 
 class RunStatus(StrEnum):
-    """How a policy copes; the queue of saturated arrivals is not judged."""
+    """Verdict on a policy; the queue of saturated arrivals is not judged."""
 
     STEADY = "steady"
     GROWING = "growing"
@@ -280,21 +278,20 @@ def within(
 
 
 def _found(run: Outcome) -> Figures:
-    """Return what the prefix cache found by its dotted names."""
-    if run.found is None:
-        return dict.fromkeys(_FOUND)
-    hit, recovered = int(run.found.hit_tokens.sum()), int(run.found.recovered_tokens.sum())
-    loaded = run.found.loaded_tokens
-    values = (
-        _ratio(hit, run.found.looked_up_tokens),
-        _ratio(recovered, run.found.looked_up_again_tokens),
-        hit,
-        recovered,
-        _ratio(run.found.cached_s, run.busy_s),
-        None if loaded is None else _ratio(int(loaded.sum()), run.found.looked_up_tokens),
-        None if loaded is None else _ratio(run.found.link_busy_s, run.end_s),
-    )
-    return dict(zip(_FOUND, values, strict=True))
+    values: tuple[float | None, ...] = (None,) * len(_FOUND.split())
+    if run.found is not None:
+        hit, recovered = int(run.found.hit_tokens.sum()), int(run.found.recovered_tokens.sum())
+        loaded = run.found.loaded_tokens
+        values = (
+            _ratio(hit, run.found.looked_up_tokens),
+            _ratio(recovered, run.found.looked_up_again_tokens),
+            hit,
+            recovered,
+            _ratio(run.found.cached_s, run.busy_s),
+            None if loaded is None else _ratio(int(loaded.sum()), run.found.looked_up_tokens),
+            None if loaded is None else _ratio(run.found.link_busy_s, run.end_s),
+        )
+    return {f"prefix_cache.{name}": value for name, value in zip(_FOUND.split(), values, strict=True)}
 
 
 def _between_tokens(run: Outcome) -> Figures:
@@ -318,7 +315,7 @@ class _Run:
 
     @cached_property
     def latencies(self) -> tuple[Figures, Intervals, list[Figures]]:
-        """Of all requests; their intervals, where they are wanted; and of each class."""
+        """Figures of all requests; their intervals, where they are wanted; figures of each class."""
         figures: Figures = {}
         intervals: Intervals = {}
         classes: list[Figures] = [{} for _ in range(self.class_count)]
@@ -353,8 +350,8 @@ class _Run:
     def classes(self) -> list[Figures]:
         """Figures of each class."""
         done, good = (
-            np.bincount(_some(self.requests.class_index, some), minlength=self.class_count).tolist()
-            for some in (self.finished, self.good)
+            np.bincount(_some(self.requests.class_index, which), minlength=self.class_count).tolist()
+            for which in (self.finished, self.good)
         )
         within = [_ratio(count, self.span_s) if self.limited else None for count in good]
         return [
@@ -364,7 +361,7 @@ class _Run:
 
     @cached_property
     def order(self) -> IntArray:
-        """Of arrival."""
+        """Requests in order of arrival."""
         return np.argsort(self.outcome.arrival_s, kind="stable")
 
     @cached_property
@@ -377,47 +374,53 @@ class _Run:
 
     @property
     def span_s(self) -> float:
-        """What rates per second are over."""
+        """Seconds that rates are over."""
         if self.horizon_s is None or self.outcome.ending is Ending.INTERRUPTED:
             return self.outcome.end_s
         return self.horizon_s
 
+    def totals(self) -> dict[str, float]:
+        """Return what the figures of a run are ratios of."""
+        run = self.outcome
+        return {
+            "time_s": self.span_s,
+            "replica_s": self.replicas * self.span_s,
+            "iterations": run.iterations,
+            "completions": self.completed,
+            "good": int(np.count_nonzero(self.good)),
+            "decode_tokens": int(_some(self.requests.decode_tokens, self.finished).sum()),
+            "evictions": int(run.evictions.sum()),
+            "busy_s": run.busy_s,
+            "running_s": run.totals[Span.RUNNING_S],
+            "waiting_s": run.totals[Span.WAITING_S],
+            "kv_s": run.totals[Span.KV_S],
+        }
+
     def figures(self) -> Figures:
         """Every figure by its key."""
-        run = self.outcome
-        evictions = int(run.evictions.sum())
+        run, totals = self.outcome, self.totals()
         shed = 0 if run.shed is None else int(np.count_nonzero(run.shed))
         unfinished = int(np.count_nonzero(run.arrival_s <= run.end_s)) - self.completed - shed
         at_end = unfinished - run.resident
         figures: Figures = {
-            "completed": self.completed,
+            **{key: totals[total] for key, total in _TOTALS.items()},
+            **{key: _ratio(totals[amount], totals[size]) for key, (amount, size) in _RATIOS.items()},
             "unfinished": unfinished,
             "makespan_s": run.end_s,
-            "iterations": run.iterations,
-            "throughput_rps": _ratio(self.completed, self.span_s),
-            "decode_tokens_per_s": _ratio(
-                int(_some(self.requests.decode_tokens, self.finished).sum()), self.span_s
-            ),
-            "throughput_per_iteration": _ratio(self.completed, run.iterations),
-            "evictions": evictions,
-            "evictions_per_iteration": _ratio(evictions, run.iterations),
             "preemptions_per_request": _ratio(int(_some(run.evictions, self.finished).sum()), self.completed),
             "recomputed_tokens": run.recomputed_tokens,
             "recomputed_share": _ratio(run.recomputed_tokens, run.computed_tokens),
-            "running": _ratio(run.totals[Span.RUNNING_S], self.span_s),
-            "waiting": _ratio(run.totals[Span.WAITING_S], self.span_s),
-            "kv_tokens.mean": _ratio(run.totals[Span.KV_S], self.replicas * self.span_s),
             "kv_tokens.p99": self.kv_quantile(QUANTILES["p99"]) if run.iterations else None,
             "kv_tokens.peak": run.kv_peak,
             "queue.peak": max(run.queue_peak, at_end),
             "queue.end": at_end,
             "shed": shed,
             **_found(run),
-            "iteration_time_s": _ratio(run.busy_s, run.iterations),
             **self.latencies[0],
             **_between_tokens(run),
-            "goodput_rps": _ratio(int(np.count_nonzero(self.good)), self.span_s) if self.limited else None,
         }
+        if not self.limited:
+            figures["goodput_rps"] = None
         return {key: figures[key] for key in KEYS}
 
     @property
@@ -452,38 +455,26 @@ class _Run:
         if self.outcome.ending is not Ending.LIVELOCK:
             if self.outcome.series.time_s.size >= _MIN_RECORDS:
                 widths = self.half_widths()
-                known |= {key: around(figures[key], width) for key, width in widths.items()}
+                known |= {key: bounded(figures[key], width) for key, width in widths.items()}
                 known["kv_tokens.p99"] = self.kv_interval(QUANTILES["p99"])
             if self.completed >= _MIN_RECORDS:
                 widths = self.half_widths_by_request()
-                known |= {key: around(figures[key], width) for key, width in widths.items()}
+                known |= {key: bounded(figures[key], width) for key, width in widths.items()}
             known |= self.latencies[1]
         return {key: known.get(key) for key in figures}
 
     def half_widths(self) -> dict[str, float]:
         """Return half the interval of every figure that is a total or a ratio of totals over the run."""
-        batch = self.batches()
-        end_s, per_span = self.outcome.end_s, self.outcome.end_s / self.span_s
+        batch, end_s = self.batches(), self.outcome.end_s
         requests_given = self.horizon_s is None and self.outcome.ending is Ending.FINISHED
         clock, whole = ("completions", float(self.completed)) if requests_given else ("time_s", end_s)
-        ratios = {
-            "completed": ("completions", clock, whole),
-            "makespan_s": ("time_s", clock, whole),
-            "iterations": ("iterations", clock, whole),
-            "throughput_rps": ("completions", "time_s", per_span),
-            "goodput_rps": ("good", "time_s", per_span),
-            "decode_tokens_per_s": ("decode_tokens", "time_s", per_span),
-            "throughput_per_iteration": ("completions", "iterations", 1.0),
-            "iteration_time_s": ("busy_s", "iterations", 1.0),
-            "evictions": ("evictions", clock, whole),
-            "evictions_per_iteration": ("evictions", "iterations", 1.0),
-            "running": ("running_s", "time_s", per_span),
-            "waiting": ("waiting_s", "time_s", per_span),
-            "kv_tokens.mean": ("kv_s", "time_s", per_span / self.replicas),
-        }
-        return {
-            key: times * ratio([batch[amount]], [batch[size]]).half_width
-            for key, (amount, size, times) in ratios.items()
+
+        def half(amount: str, size: str, times: float) -> float:
+            return times * ratio([batch[amount]], [batch[size]]).half_width
+
+        return {key: half(total, clock, whole) for key, total in _TOTALS.items()} | {
+            key: half(*each, 1.0 if each[1] == "iterations" else end_s / self.span_s)
+            for key, each in _RATIOS.items()
         }
 
     def half_widths_by_request(self) -> dict[str, float]:
@@ -524,6 +515,7 @@ class _Run:
         good = batch_of[_some(self.good, self.finished)] if self.limited else batch_of[:0]
         return {
             **{name: np.diff(getattr(series, name)[last], prepend=0) for name in _COUNTERS},
+            "replica_s": self.replicas * np.diff(series.time_s[last], prepend=0.0),
             "iterations": series.stride * np.diff(edges).astype(np.float64),
             "good": np.bincount(good, minlength=last.size)[: last.size].astype(np.float64),
             "decode_tokens": np.bincount(batch_of, weights=tokens, minlength=last.size)[: last.size],

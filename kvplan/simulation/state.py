@@ -526,7 +526,7 @@ class State(NamedTuple):
     # shape (1 + n_replicas, n_columns): `Router`, then a `Site` a row. Shared by all replicas of a fleet; without
     # one a row.
     fleet: IntArray
-    link: FloatArray  # shape (2 n_leaves, n_columns): likewise, see `kvplan.simulation.fleet.links`
+    link: FloatArray  # shape (2 n_leaves, n_columns): likewise, see `kvplan.simulation.fleet.loop`
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""What a run notes while it goes on: memory held, times between tokens, sums over spans of time, a thinned record."""
+"""Notes of a run while it goes on: memory held, times between tokens, sums over spans of time, a thinned record."""
 
 import math
 

@@ -24,8 +24,8 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.wait import wait
 from kvplan.model import Plan, Prefill, ServingModel
 from kvplan.simulation.backlog import Backlog, Means, OpenRun
+from kvplan.simulation.estimates import Ratio, Trend
 from kvplan.simulation.experiments.runner import at_once
-from kvplan.simulation.intervals import Ratio, Trend
 from kvplan.simulation.policies import POLICIES, engine_settings
 from kvplan.simulation.policies.protocol import SEATS, Scenario, Settings
 from kvplan.simulation.requests import saturated, with_drafts

@@ -16,8 +16,7 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
 from kvplan.model.fleet import AT_RANDOM
-from kvplan.simulation.estimates import QUANTILES
-from kvplan.simulation.intervals import Trend
+from kvplan.simulation.estimates import QUANTILES, Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.lasting import MARGIN, trial
 from kvplan.study.objectives import LONG, Decision, Objective, State, decisions, overall

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from kvplan.analysis.fleet import one_replica
 from kvplan.model import Plan, ServingModel
+from kvplan.simulation.estimates import Trend, trend
 from kvplan.simulation.experiments.runner import at_once
 from kvplan.simulation.initial_state import Spans
-from kvplan.simulation.intervals import Trend, trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.objectives import Decision, Objective, decisions
 from kvplan.study.operating_point import (

@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 
 from kvplan.model import Plan, ServingModel
 from kvplan.model.slo import Slo
-from kvplan.simulation.estimates import QUANTILES, Estimate
-from kvplan.simulation.intervals import Trend
+from kvplan.simulation.estimates import QUANTILES, Estimate, Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS_IN_E
 from kvplan.study.operating_point import BUDGET_S, Observation, observe

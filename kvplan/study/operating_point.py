@@ -22,11 +22,10 @@ from kvplan.analysis.wait import Overload
 from kvplan.analysis.worst_window import at_rates
 from kvplan.errors import UsageError
 from kvplan.model import Plan, ServingModel
-from kvplan.simulation.estimates import FIGURES, QUANTILES, Estimate
+from kvplan.simulation.estimates import FIGURES, QUANTILES, Estimate, Trend, together, trend
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.runner import Job, at_once
 from kvplan.simulation.initial_state import Spans
-from kvplan.simulation.intervals import Trend, together, trend
 from kvplan.simulation.metrics import MAY_GROW
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings

@@ -8,8 +8,8 @@ from kvplan.analysis.wait import Beats
 from kvplan.errors import UsageError
 from kvplan.model import FloatArray, Plan, ServingModel
 from kvplan.simulation.engine import run
+from kvplan.simulation.estimates import t_quantile
 from kvplan.simulation.experiments.load import Load, generate
-from kvplan.simulation.intervals import t_quantile
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.operating_point import BUDGET_S, counted_work_s

@@ -19,8 +19,8 @@ from kvplan.errors import UsageError
 from kvplan.model import FloatArray, IntArray, Plan, ServingModel, Timing
 from kvplan.model.weights import stage_count
 from kvplan.simulation.backlog import AGED, Backlog, Mark, Means, blocks_needed
+from kvplan.simulation.estimates import Ratio, ratio
 from kvplan.simulation.experiments.runner import at_once
-from kvplan.simulation.intervals import Ratio, ratio
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.requests import Requests, chosen, saturated, with_drafts

@@ -14,8 +14,7 @@ from kvplan.analysis.worst_window import at_rates
 from kvplan.model import Plan, ServingModel
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.slo import KEYS
-from kvplan.simulation.estimates import Estimate
-from kvplan.simulation.intervals import Trend
+from kvplan.simulation.estimates import Estimate, Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.objectives import LONG, Decision, Objective, State, at_even_odds, decisions, overall
 from kvplan.study.operating_point import BUDGET_S, RUNS, Observation, observe

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray
-from kvplan.simulation.estimates import QUANTILES, Estimate, Gaps, Times, Values, around
-from kvplan.simulation.intervals import ratio
+from kvplan.simulation.estimates import QUANTILES, Estimate, Gaps, Times, Values, around, ratio
 from kvplan.simulation.state import Span
 from kvplan.study.windows import Window
 

@@ -18,7 +18,7 @@ from kvplan.analysis.split import sides, split_rps
 from kvplan.model import ArrivalProcess, Plan, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.ranges import MAX_MEMORY_TOKENS, MOST_REPLICAS
-from kvplan.simulation.intervals import Trend
+from kvplan.simulation.estimates import Trend
 from kvplan.simulation.policies import engine_settings
 from kvplan.solve import boundary
 from kvplan.study.drain import ENOUGH, Drain, drain, recover_s

@@ -12,7 +12,7 @@ import tomli
 from kvplan.analysis import equilibrium
 from kvplan.analysis.cached_equilibrium import with_cold_cache
 from kvplan.analysis.fleet import one_replica
-from kvplan.analysis.stability import Stability, stability
+from kvplan.analysis.stability import stability
 from kvplan.axes import Axis, Number
 from kvplan.errors import UsageError
 from kvplan.model import Plan, Replica, ServingModel, Timing, as_written
@@ -21,7 +21,7 @@ from kvplan.profile.positions import KeyPath, written
 from kvplan.profile.reading import model_of, plan_of, with_values
 from kvplan.profile.relations import Problem
 from kvplan.ranges import MAX_MEMORY_TOKENS
-from kvplan.report.assembly import SCHEMA_VERSION, Analyses, ProfileIdentity
+from kvplan.report.assembly import Analyses, ProfileIdentity
 from kvplan.simulation.metrics import PolicyResult
 from kvplan.study.drain import Drain
 from kvplan.study.recovery import Recovery
@@ -33,7 +33,7 @@ Value = int | float | str | bool | None
 
 
 class Point(NamedTuple):
-    """What a point asks about."""
+    """Model and plan of a point."""
 
     model: ServingModel
     plan: Plan
@@ -53,7 +53,7 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
     models = (one_replica(point.model) for point in good) if report else ()
     # those with the same classes are computed together
     alike = groupby(models, key=lambda model: [c.name for c in model.classes])
-    shared = (found for _, some in alike for found in equilibrium.blocks(list(some)))
+    shared = (blocks for _, several in alike for blocks in equilibrium.blocks(list(several)))
     for index, mine, point in zip(range(start, stop), values, points, strict=True):
         if isinstance(point, Point):
             known = next(shared)._asdict() if report else {}
@@ -63,9 +63,7 @@ def rows(sweep: Sweep, start: int, stop: int) -> Iterator[list[Value]]:
         yield [index, *mine, *figures, error]
 
 
-@lru_cache(maxsize=4)
-def _tables(text: str) -> dict[str, Any]:
-    return tomli.loads(text)
+_tables = lru_cache(maxsize=4)(tomli.loads)
 
 
 def _point(tables: Mapping[str, Any], axes: Sequence[Axis], values: Sequence[Number]) -> Point | str:
@@ -76,11 +74,11 @@ def _point(tables: Mapping[str, Any], axes: Sequence[Axis], values: Sequence[Num
         changes |= {("gpu", "memory"): None, ("gpu", "kv_bytes_per_token"): None}
     try:
         changes |= _other_shares(tables, varied)
-        found = schema.check(with_values(tables, changes))
+        document = schema.check(with_values(tables, changes))
     except schema.SchemaError as error:
         path, message, _ = error.problems[0]
         return f"{written(path)}: {message}"
-    return Point(model_of(found), plan_of(found))
+    return Point(model_of(document), plan_of(document))
 
 
 def _other_shares(tables: Mapping[str, Any], changes: Mapping[KeyPath, Number]) -> dict[KeyPath, object]:
@@ -99,11 +97,7 @@ def _other_shares(tables: Mapping[str, Any], changes: Mapping[KeyPath, Number]) 
 
 def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> tuple[list[Value], str | None]:
     """The figures of a point, and why some are missing."""
-    blocks: dict[str, object] = {
-        "schema_version": SCHEMA_VERSION,
-        "kvplan_version": sweep.version,
-        "profile": ProfileIdentity(sweep.name, sweep.sha256),
-    }
+    known["profile"] = ProfileIdentity(sweep.name, sweep.sha256)
     if _shares_stability(sweep):
         cold = with_cold_cache(one_replica(point.model))
         known["stability"] = _stability(_with_room(cold))
@@ -124,14 +118,14 @@ def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> t
         if column.block == "simulation":
             figures.append(column.of(results.get(column.policy)))
         else:
-            block = blocks[column.block] if column.block in blocks else getattr(analyses, column.block)
-            figures.append(column.of(block))
+            figures.append(column.of(getattr(analyses, column.block)))
     return figures, error
 
 
 # ``stability.advice`` apart, memory, timing and limits have no part in stability, which takes longest of all
 _ON_STABILITY = frozenset({"stability", "verdict", "worst_cycle", "sources", "notes"})
 _ANY_TIMING = Timing(1.0)
+_stability = lru_cache(maxsize=256)(stability)
 
 
 @lru_cache(maxsize=8)
@@ -142,7 +136,7 @@ def _shares_stability(sweep: Sweep) -> bool:
 
 @lru_cache(maxsize=8)
 def _rests_on_recovery(sweep: Sweep) -> bool:
-    """Whether a column is of what a saturated replica serves, which takes runs."""
+    """Tell whether a column needs the rate of a saturated replica, which takes runs."""
     return any(
         (c.block in ("verdict", "notes") and c.path != ("binding",)) or "danger_zone_rps" in c.path
         for c in sweep.columns
@@ -157,11 +151,6 @@ def _with_room(model: ServingModel) -> ServingModel:
     return replace(model, timing=timing, request_overhead_s=0.0, replica=room)
 
 
-@lru_cache(maxsize=256)
-def _stability(model: ServingModel) -> Stability:
-    return stability(model)
-
-
 def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult]:
     from kvplan.simulation.experiments.load import Load
     from kvplan.simulation.experiments.options import chosen
@@ -170,7 +159,7 @@ def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult
     runs = sweep.runs
     assert runs is not None
     first = sweep.seed + index * runs.seeds
-    found = study(
+    made = study(
         point.model,
         point.plan,
         Load(requests=runs.requests),
@@ -180,6 +169,6 @@ def _simulated(sweep: Sweep, index: int, point: Point) -> dict[str, PolicyResult
         threads=1,
         details=any("classes" in column.path for column in sweep.columns),
     )
-    if found.interrupted:
+    if made.interrupted:
         raise KeyboardInterrupt
-    return {result.policy: result for result in found.results}
+    return {result.policy: result for result in made.results}

@@ -12,13 +12,17 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvplan.errors import OutputError, UsageError
+from kvplan.report.keys import Kind
 from kvplan.sweeps.definition import Sweep
 from kvplan.sweeps.points import Value, rows
 
@@ -54,12 +58,13 @@ def head(sweep: Sweep, format: Format) -> bytes:
 
 def lines(sweep: Sweep, format: Format, start: int, stop: int) -> list[bytes]:
     """Return the lines of some points. Floats are the shortest decimals that read back as they are."""
-    found = rows(sweep, start, stop)
+    computed = rows(sweep, start, stop)
     if format is Format.CSV:
-        return [",".join(map(_cell, row)).encode() + b"\n" for row in found]
+        return [",".join(map(_cell, row)).encode() + b"\n" for row in computed]
     names = sweep.names
     return [
-        json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False).encode() + b"\n" for row in found
+        json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False).encode() + b"\n"
+        for row in computed
     ]
 
 
@@ -80,8 +85,8 @@ def _number(line: bytes, names: tuple[str, ...], format: Format) -> int:
         if format is Format.CSV:
             (cells,) = csv.reader([line.decode()], strict=True)
             return int(cells[0]) if len(cells) == len(names) else -1
-        found = json.loads(line)
-        return int(found["point"]) if tuple(found) == names else -1
+        point = json.loads(line)
+        return int(point["point"]) if tuple(point) == names else -1
     except (ValueError, TypeError, KeyError, RecursionError, csv.Error):
         return -1
 
@@ -163,9 +168,9 @@ def opened(sweep: Sweep, path: Path, *, resume: bool) -> Iterator[Store]:
 def _read(path: Path, begin: bytes, sweep: Sweep, format: Format) -> tuple[int, int]:
     """Return the points that a file has, and where the last of them ends; (0, 0) where it has not even begun."""
     with path.open("rb") as file:
-        found = file.read(len(begin))
-        if found != begin:
-            if begin.startswith(found):
+        begun = file.read(len(begin))
+        if begun != begin:
+            if begin.startswith(begun):
                 return 0, 0
             raise UsageError(f"--resume: {path}: {_foreign(path, sweep)}")
         count, end = 0, len(begin)
@@ -200,10 +205,51 @@ def _foreign(path: Path, sweep: Sweep) -> str:
     return f"is of another sweep: {', '.join(different)} differ"
 
 
-def _header(found: bytes) -> dict[str, Any] | None:
-    line = found.decode("utf-8", "replace").removeprefix("# ")
+def _header(data: bytes) -> dict[str, Any] | None:
+    line = data.decode("utf-8", "replace").removeprefix("# ")
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):  # brackets by the thousand
         return None
     return header if isinstance(header, dict) and "kvplan_sweep" in header else None
+
+
+def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
+    """Return all points of a sweep, by name of the column, each of shape (n_points,).
+
+    ``point`` is whole; other numbers are floats, NaN where there is none; everything else are objects.
+    """
+    computed: list[list[Value]] = []
+    for start in range(0, sweep.points, sweep.batch):
+        computed += rows(sweep, start, min(start + sweep.batch, sweep.points))
+    numbers = {axis.key for axis in sweep.axes}
+    numbers |= {column.name for column in sweep.columns if column.kind is Kind.NUMBER}
+    by_name: dict[str, NDArray[Any]] = {}
+    for name, values in zip(sweep.names, zip(*computed, strict=True), strict=True):
+        whole_or_any = np.int64 if name == "point" else object
+        kept = np.empty(len(values), dtype=np.float64 if name in numbers else whole_or_any)
+        kept[:] = [np.nan if value is None and name in numbers else value for value in values]
+        by_name[name] = kept
+    return by_name
+
+
+def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value]]:
+    """Return some columns, by name, of what `kvplan.sweeps.run.sweep` has written, one value a point."""
+    columns: dict[str, list[Value]] = {name: [] for name in names}
+    for row in _rows(sweep, path, names):
+        for name, value in zip(names, row, strict=True):
+            columns[name].append(value)
+    return columns
+
+
+def _rows(sweep: Sweep, path: Path, names: Sequence[str]) -> Iterator[Sequence[Value]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        next(file)
+        if format_of(path) is Format.JSONL:
+            for line in file:
+                point = json.loads(line)
+                yield [point[name] for name in names]
+            return
+        numbers = {column.name for column in sweep.columns if column.kind is Kind.NUMBER}
+        for cells in csv.DictReader(file):
+            yield [None if not cells[n] else float(cells[n]) if n in numbers else cells[n] for n in names]

@@ -37,7 +37,7 @@ _SECONDS = Quantity({"": Fraction(1), **TIME_UNITS}, False, "s")
 
 
 class Kind(StrEnum):
-    """How a sample is drawn."""
+    """Kinds of samples."""
 
     RANDOM = "random"
     LATIN = "lhs"
@@ -144,15 +144,15 @@ def known_keys(document: Document) -> dict[KeyPath, str]:
         fields += ["fleet.replicas"] if whole else ["fleet.prefill", "fleet.decode"]
     if document.workload is not None:
         fields.append("workload.rate")
-    found: dict[KeyPath, str] = {tuple(key.split(".")): key for key in fields}
+    keys: dict[KeyPath, str] = {tuple(key.split(".")): key for key in fields}
     for i, c in enumerate(document.classes):
         for field in (rate, "input", "decode"):
-            found["classes", i, field] = f"classes.{c.name}.{field}"
-    for i, one in enumerate(document.sessions):
-        own = [name for name in ("rate", "users") if one.has(name)]
+            keys["classes", i, field] = f"classes.{c.name}.{field}"
+    for i, session in enumerate(document.sessions):
+        own = [name for name in ("rate", "users") if session.has(name)]
         for field in (*own, *(["shared"] if own else [])):
-            found["sessions", i, field] = f"sessions.{one.name}.{field}"
-    return found
+            keys["sessions", i, field] = f"sessions.{session.name}.{field}"
+    return keys
 
 
 _QUANTITIES: Mapping[str, Quantity] = {
@@ -207,10 +207,10 @@ def _path(key: str, document: Document) -> KeyPath:
     """Return where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
     head, _, field = key.rpartition(".")
     kind, _, name = head.partition(".")
-    if found := _INDEXED.fullmatch(key):
-        kind, name, field = found[1], found[2], found[3]
+    if indexed := _INDEXED.fullmatch(key):
+        kind, name, field = indexed[1], indexed[2], indexed[3]
     for i, entry in enumerate(getattr(document, kind) if kind in ("classes", "sessions") else ()):
-        if name == entry.name or (found and name == str(i)):
+        if name == entry.name or (indexed and name == str(i)):
             return (kind, i, field)
     return tuple(key.split("."))
 

@@ -1,4 +1,4 @@
-"""What worker processes are forked with: all that a simulated point imports, so that they start at once."""
+"""Imports that worker processes are forked with: all that a simulated point needs, so that they start at once."""
 
 import os
 

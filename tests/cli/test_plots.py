@@ -13,7 +13,7 @@ from kvplan.report.assembly import Analyses
 from kvplan.show.sweeps import columns_of, of_sweep
 from kvplan.study.replicas import scaled
 from kvplan.sweeps.definition import define
-from kvplan.sweeps.results import read
+from kvplan.sweeps.store import read
 
 Run = Callable[..., tuple[int, str]]
 NAME, QUICK = "tool-calls-h100", "paper-fc-budgets"

@@ -21,8 +21,7 @@ from kvplan import executors
 from kvplan.cli.app import main
 from kvplan.profile.reading import load_profile, parse_profile
 from kvplan.sweeps import store
-from kvplan.sweeps.columns import DEFAULT
-from kvplan.sweeps.definition import Sweep, define
+from kvplan.sweeps.definition import DEFAULT, Sweep, define
 from kvplan.sweeps.run import sweep
 from kvplan.version import __version__
 

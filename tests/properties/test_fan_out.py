@@ -8,7 +8,7 @@ import slow_prefix_cache
 from cached_cases import LIMITS_S, REPLICAS, case_of
 from hypothesis import given
 from hypothesis import strategies as st
-from session_shapes import TURN, same, settings_of
+from session_shapes import TURN, same
 from small_runs import GAPS, TIMINGS, Case, bytes_of, run
 from tiers import examples
 
@@ -93,15 +93,10 @@ CASES = st.builds(
 @examples(8)
 @given(case=CASES, cap=st.integers(1, 3))
 def test_turns_wait_for_all_whom_the_one_before_sent_out(case: Case, cap: int) -> None:
-    slow = slow_prefix_cache.simulate(
-        case.requests, case.timing, case.replica, settings_of(case), horizon_s=case.horizon_s
-    )
-    same(run("vllm", case), *slow)
+    same(run("vllm", case), slow_prefix_cache.Cached, case)
     parameters = {key: value for key, value in case.parameters.items() if key != "shed_after"}
     capped = replace(case, parameters={**parameters, "cap": (float(cap),)})
-    of_cap = slow_prefix_cache.Capped(capped.requests, capped.timing, capped.replica, settings_of(capped))
-    fast = run("session-cap", capped)
-    same(fast, of_cap.run(capped.horizon_s), of_cap)
+    same(run("session-cap", capped), slow_prefix_cache.Capped, capped)
 
 
 TEXT = """\

@@ -8,7 +8,7 @@ import slow_grouped_cache
 from cached_cases import case_of
 from hypothesis import given
 from hypothesis import strategies as st
-from session_shapes import SHAPES, Shape, same, settings_of
+from session_shapes import SHAPES, Shape, same
 from small_runs import TIMINGS, Case, bytes_of, run
 from tiers import examples, is_night
 
@@ -63,10 +63,7 @@ def cases(draw: st.DrawFn) -> Case:
 @examples(8)
 @given(case=cases())
 def test_every_request_finds_what_tables_of_numbered_blocks_have_for_it(case: Case) -> None:
-    slow = slow_grouped_cache.simulate(
-        case.requests, case.timing, case.replica, settings_of(case), horizon_s=case.horizon_s
-    )
-    same(run("vllm", case), *slow)
+    same(run("vllm", case), slow_grouped_cache.Grouped, case)
 
 
 def test_compiled_runs_leave_the_same_bytes_and_of_a_prompt_all_share_the_first_alone_is_computed() -> None:

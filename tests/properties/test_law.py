@@ -44,10 +44,9 @@ from kvplan.model.slo import parse_slo
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses, Report, to_document
 from kvplan.report.assembly import analyze as report_of
-from kvplan.report.explain import ground, values_of
+from kvplan.report.explain import QUANTITIES, ground, values_of
 from kvplan.report.keys import CONTRACT
 from kvplan.report.ledger import plain
-from kvplan.report.quantities import QUANTITIES
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Load
 

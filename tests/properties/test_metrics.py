@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from runs import NAN, a_run, a_series, one_server
 
 from kvplan.model import FloatArray
-from kvplan.simulation.estimates import Times
-from kvplan.simulation.intervals import Interval, batch_edges, over_runs
+from kvplan.simulation.estimates import Interval, Times, batch_edges, over_runs
 from kvplan.simulation.metrics import PolicyResult, policy_result
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.requests import Requests

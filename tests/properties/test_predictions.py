@@ -14,7 +14,7 @@ from tiers import at_night, examples
 from kvplan.analysis.nested import nested_wait
 from kvplan.model import FloatArray, Plan, Prefill, Replica, RequestClass, ServingModel, Timing
 from kvplan.simulation.engine import run
-from kvplan.simulation.intervals import t_quantile
+from kvplan.simulation.estimates import t_quantile
 from kvplan.simulation.outcome import Ending, Outcome
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings

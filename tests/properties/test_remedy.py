@@ -19,7 +19,7 @@ from kvplan.gate.judgement import Subject, holds
 from kvplan.gate.remedy import MAX_FACTOR, Lever, Remedy
 from kvplan.gate.requirement import parse
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.report.assembly import Analyses, ProfileIdentity
+from kvplan.report.assembly import Analyses
 
 NUMBERS = (
     "load.headroom >= {}",
@@ -187,7 +187,7 @@ def with_memory(loaded: Profile, subject: Subject, more: float) -> Subject:
     replica = loaded.model.replica
     blocks = math.ceil(replica.memory_tokens * (1 + more) / replica.block_tokens)
     larger = replace(replica, memory_tokens=blocks * replica.block_tokens)
-    return Subject(subject.identity, Analyses(replace(loaded.model, replica=larger), loaded.plan))
+    return Subject(Analyses(replace(loaded.model, replica=larger), loaded.plan))
 
 
 def plainly(change: Callable[[float], Subject], requirement: str) -> float | None:
@@ -204,7 +204,7 @@ def test_what_one_of_the_steps_remedies_is_found(text: str, data: st.DataObject)
         data.draw(st.sampled_from([0.001, 0.02, 0.2, 0.5, 0.9, 1, 3, 20, 500, 20000]))
     )
     loaded = profile(text)
-    subject = Subject(ProfileIdentity("random", ""), Analyses(loaded.model, loaded.plan))
+    subject = Subject(Analyses(loaded.model, loaded.plan))
     assume(not holds(parse(requirement), subject))
     found = {remedy.lever: remedy for remedy in searching.remedies(loaded, subject, [parse(requirement)])}
     for lever, change in (

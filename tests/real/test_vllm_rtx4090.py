@@ -102,7 +102,8 @@ def test_with_a_prefix_cache_as_recorded_it_is_the_run_of_an_independent_simulat
 def test_a_pool_of_numbered_blocks_recovers_the_same(measured: Measured) -> None:
     model = load_profile("llama-3.1-8b-rtx4090", stdin=BytesIO()).model
     cached = under(measured, {"prefix_caching": (1.0,)})
-    expected, pool = slow_prefix_cache.simulate(measured.requests, model.timing, model.replica, {})
+    pool = slow_prefix_cache.Cached(measured.requests, model.timing, model.replica, {})
+    expected = pool.run(None)
     assert cached.found is not None
     assert cached.found.recovered_tokens.tolist() == pool.recovered
     assert cached.evictions.tolist() == expected.evictions

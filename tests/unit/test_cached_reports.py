@@ -16,8 +16,8 @@ from kvplan.errors import ProfileError
 from kvplan.model import Plan, ServingModel
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses
+from kvplan.report.blocks import enough_memory
 from kvplan.report.ledger import plain
-from kvplan.report.prefix_cache import enough_memory
 from kvplan.report.words import Status
 
 AGENTS = """

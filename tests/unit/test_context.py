@@ -21,7 +21,7 @@ from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.model.streams import session_stream
 from kvplan.profile.reading import Profile, from_tables
-from kvplan.report.replica import context
+from kvplan.report.blocks import context
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.sessions import population, stream_of_sessions
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvplan.model import FloatArray
-from kvplan.simulation.intervals import Trend, ratio, t_quantile, trend
+from kvplan.simulation.estimates import Trend, ratio, t_quantile, trend
 
 
 def arrays(*values: list[float]) -> list[FloatArray]:

@@ -34,10 +34,19 @@ from kvplan.model.lengths import Lengths
 from kvplan.model.replica import Offload
 from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
 from kvplan.report.assembly import to_document
-from kvplan.report.explain import Explained, Summary, explain, find, ground, summarise, values_of
+from kvplan.report.explain import (
+    QUANTITIES,
+    Explained,
+    Given,
+    Summary,
+    explain,
+    find,
+    ground,
+    summarise,
+    values_of,
+)
 from kvplan.report.keys import BLOCKS, CONTRACT, Kind, Record
 from kvplan.report.ledger import Ledger
-from kvplan.report.quantities import QUANTITIES, Given
 from kvplan.show import explanation, markdown, terminal
 from kvplan.show import page as pages
 

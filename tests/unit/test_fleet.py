@@ -17,7 +17,7 @@ from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
-from kvplan.report.fleet import fleet_block
+from kvplan.report.blocks import fleet_block
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.options import chosen
 from kvplan.simulation.experiments.study import study

@@ -55,7 +55,7 @@ def small(*require: str, name: str = "a") -> Any:
 
 def subject(**classes: int) -> Subject:
     model = mix_model((1, 2, 8.0), memory=60)
-    return Subject(ProfileIdentity("small", "5e6f"), Analyses(model, Plan()))
+    return Subject(Analyses(model, Plan(), {"profile": ProfileIdentity("small", "5e6f")}))
 
 
 @every(("text", "path", "symbol", "wanted"), REQUIREMENTS["read"])
@@ -92,7 +92,7 @@ def test_a_report_is_judged(text: str, got: object, margin: float | str, passed:
 def test_a_wait_that_is_not_known_is_refused() -> None:
     """Turns of sessions follow answers: a bound for Poisson arrivals would say nothing about them."""
     given = profile("agents-collapse")
-    found = Subject(ProfileIdentity(given.name, ""), Analyses(given.model, given.plan))
+    found = Subject(Analyses(given.model, given.plan))
     for field in ("mean_wait_bound_s", "latency_s"):
         with pytest.raises(UsageError, match=r"null in this report.*sessions"):
             judge(parse(f"wait.classes[0].{field} < 10 h"), found)
@@ -125,7 +125,7 @@ def test_what_has_no_value_is_refused(text: str, says: str) -> None:
 def test_doubt_never_passes(text: str) -> None:
     about = subject()
     doubtful = about.analyses.stability._replace(certified=False, stable=False, unstable_modes=None)
-    about = Subject(about.identity, Analyses(about.analyses.model, Plan(), {"stability": doubtful}))
+    about = Subject(Analyses(about.analyses.model, Plan(), {"stability": doubtful}))
     found = judge(parse(text), about)
     assert not found.passed
     assert "too close to call" in found.doubt
@@ -134,7 +134,7 @@ def test_doubt_never_passes(text: str) -> None:
 def test_a_radius_without_certificate_proves_nothing_though_stability_is_proved() -> None:
     about = subject()
     known = about.analyses.stability._replace(certified=True, radius_certified=False, stable=True)
-    about = Subject(about.identity, Analyses(about.analyses.model, Plan(), {"stability": known}))
+    about = Subject(Analyses(about.analyses.model, Plan(), {"stability": known}))
     assert not judge(parse("stability.spectral_radius < 2"), about).passed
     assert judge(parse("stability.stable == true"), about).passed
 

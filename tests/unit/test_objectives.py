@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from tiers import examples, is_night
 
 from kvplan.analysis.cached_equilibrium import users_of, with_part_of_users, with_rates_of_users
-from kvplan.gate.judgement import Subject, judge
+from kvplan.gate.judgement import Subject, judge, standing
 from kvplan.gate.requirement import parse, parse_key
-from kvplan.gate.simulated import standing
 from kvplan.model import ArrivalProcess, Plan, Replica, RequestClass, ServingModel, Timing
 from kvplan.model.arrivals import Recorded
 from kvplan.model.classes import Prompt
@@ -27,8 +26,8 @@ from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Sessions
 from kvplan.model.slo import Slo, parse_slo
 from kvplan.profile.reading import load_profile
-from kvplan.report.assembly import Analyses, ProfileIdentity
-from kvplan.simulation.intervals import Trend
+from kvplan.report.assembly import Analyses
+from kvplan.simulation.estimates import Trend
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.simulation.state import GAPS, GAPS_IN_E, SHORTEST_GAP_S
 from kvplan.study.goodput import Goodput, at_rate, goodput
@@ -306,7 +305,7 @@ def test_a_limit_of_a_requirement_is_decided_by_runs(key: str) -> None:
 
 def judged(model: ServingModel, text: str, *slos: str) -> tuple[bool, str]:
     analyses = Analyses(model, Plan(slos=tuple(map(parse_slo, slos))))
-    found = judge(parse(text), Subject(ProfileIdentity("n", ""), analyses, tries=True))
+    found = judge(parse(text), Subject(analyses, tries=True))
     return found.passed, found.doubt
 
 

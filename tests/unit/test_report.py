@@ -17,7 +17,7 @@ from kvplan.model import Plan, ServingModel, Timing
 from kvplan.model.drafts import Drafts
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.report.assembly import Analyses, analyze, to_document
-from kvplan.report.schema import json_schema
+from kvplan.report.keys import json_schema
 from kvplan.version import __version__
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())

@@ -13,8 +13,17 @@ from every import check_every, every
 from shipped import LOOKED_AT, report
 
 from kvplan.report.assembly import Report, ledger_of, to_document
-from kvplan.report.keys import BESIDE_CONTRACT, BLOCKS, CONTRACT, RECORDS, SOURCE_KEYS, Kind, Record, gateable
-from kvplan.report.schema import json_schema
+from kvplan.report.keys import (
+    BESIDE_CONTRACT,
+    BLOCKS,
+    CONTRACT,
+    RECORDS,
+    SOURCE_KEYS,
+    Kind,
+    Record,
+    gateable,
+    json_schema,
+)
 
 
 def fields(of: Any, path: str = "") -> Iterator[tuple[str, Any]]:

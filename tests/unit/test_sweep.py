@@ -13,8 +13,7 @@ from kvplan.profile import schema
 from kvplan.profile.reading import parse_profile
 from kvplan.report import figures
 from kvplan.study.drain import Drain
-from kvplan.sweeps.columns import expand
-from kvplan.sweeps.definition import Runs, define
+from kvplan.sweeps.definition import Runs, define, expand
 from kvplan.sweeps.points import rows
 from kvplan.sweeps.store import Format, head, lines
 from kvplan.sweeps.vary import parse_axes, parse_sample, stretch

@@ -1,4 +1,4 @@
-"""What a grid over parameters of policies found: the best variant, and which cannot be told from it."""
+"""The best variant of a grid over parameters of policies, and those that cannot be told from it."""
 
 import math
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.model import FloatArray
+from kvplan.simulation.estimates import Interval, half_width_over_runs
 from kvplan.simulation.experiments.study import Study
-from kvplan.simulation.intervals import Interval, half_width_over_runs
 from kvplan.simulation.metrics import MORE_IS_BETTER, PolicyResult, RunStatus
 
 

@@ -75,17 +75,17 @@ class Load(NamedTuple):
 
     @property
     def follows_rates(self) -> bool:
-        """Whether the rates of the model say when requests arrive."""
+        """Tell whether the rates of the model say when requests arrive."""
         return self.trace is None and self.kind not in _ALWAYS_THERE
 
     @property
     def name(self) -> str:
-        """What kind of arrivals these are, in a word."""
+        """Kind of arrivals, in a word."""
         return "trace" if self.trace is not None else (self.kind or Arrivals.POISSON).value
 
     @property
     def is_saturated(self) -> bool:
-        """Whether all requests are there at the beginning."""
+        """Tell whether all requests are there at the beginning."""
         return self.trace is None and self.kind in (Arrivals.SATURATED, Arrivals.INTERLEAVED)
 
     def is_drawn(self, model: ServingModel) -> bool:
@@ -101,10 +101,10 @@ class Load(NamedTuple):
 def generate(model: ServingModel, load: Load, seed: int) -> Requests:
     """Draw the requests of one seed; the same for every policy."""
     load = load.on(model)
-    found = _requests(model, load, seed)
-    return (
-        found if model.drafts is None else with_drafts(found, model.drafts, np.random.default_rng([seed, 1]))
-    )
+    requests = _requests(model, load, seed)
+    if model.drafts is None:
+        return requests
+    return with_drafts(requests, model.drafts, np.random.default_rng([seed, 1]))
 
 
 def _requests(model: ServingModel, load: Load, seed: int) -> Requests:
@@ -112,9 +112,9 @@ def _requests(model: ServingModel, load: Load, seed: int) -> Requests:
         if load.share == 1:
             return load.trace
         return thinned(load.trace, load.share, np.random.default_rng(seed))
-    found = _generated(model, load, np.random.default_rng(seed))
-    cut = load.horizon_s is not None and found.arrival_s.size != load.requests
-    return replace(found, more_later=cut and load.follows_rates)
+    requests = _generated(model, load, np.random.default_rng(seed))
+    cut = load.horizon_s is not None and requests.arrival_s.size != load.requests
+    return replace(requests, more_later=cut and load.follows_rates)
 
 
 def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:

@@ -1,4 +1,4 @@
-"""What the command line says about a study, checked."""
+"""Options of a study, checked."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -97,21 +97,21 @@ def drawn(
     model: ServingModel, asked: SimulateOptions, trace: Callable[[], Requests] | None
 ) -> tuple[Load, list[int]]:
     """Return the requests that come to a model, and the seeds of its runs; `trace` reads what is to be replayed."""
-    found = load(asked, trace, model)
-    check_sessions(found, model)
+    arriving = load(asked, trace, model)
+    check_sessions(arriving, model)
     if asked.requests is None and asked.horizon is None and trace is None:
-        found = with_sessions(found, model)
+        arriving = with_sessions(arriving, model)
     fixed = "--arrivals interleaved" if asked.arrivals is Arrivals.INTERLEAVED else None
-    if found.trace is not None:
+    if arriving.trace is not None:
         fixed = "the trace of the profile" if trace is None else "--trace"
     count = 1 if asked.seeds is None else asked.seeds
-    return found, seeds(asked.seed or 0, count, without_chance=fixed)
+    return arriving, seeds(asked.seed or 0, count, without_chance=fixed)
 
 
 def check_sessions(load: Load, model: ServingModel) -> None:
     """Refuse arrivals that do not go with the sessions of a profile, or with there being none."""
     sessions = [c.sessions for c in model.classes if c.sessions is not None]
-    if load.burst_sessions is not None and all(one.users for one in sessions):
+    if load.burst_sessions is not None and all(law.users for law in sessions):
         raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
     kind = load.on(model).name
     if sessions and load.trace is None and kind != Arrivals.POISSON:
@@ -199,11 +199,7 @@ def chosen(names: Sequence[str], settings: Sequence[str], grid: Sequence[str] = 
         for name in given
         for values in product(*([(value,) for value in each] for each in axes[name].values()))
     ]
-    return {_name(variant): variant for variant in variants}
-
-
-def _name(settings: Settings) -> str:
-    return " ".join([settings.policy, *(f"{key}={written(settings, key)}" for key in settings.varied)])
+    return {" ".join([v.policy, *(f"{key}={written(v, key)}" for key in v.varied)]): v for v in variants}
 
 
 def written(settings: Settings, key: str) -> str:

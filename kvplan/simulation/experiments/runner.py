@@ -50,12 +50,12 @@ class Job(NamedTuple):
 
     def _groups(self) -> tuple[list[ReplicaGroup], dict[str, object]]:
         self._check()
-        found, parameters = groups(self.policy, self.scenario, self.settings)
+        replicas, parameters = groups(self.policy, self.scenario, self.settings)
         if self.open_s:
-            found = [found[0]._replace(replicas=len(self.open_s), open_s=self.open_s)]
+            replicas = [replicas[0]._replace(replicas=len(self.open_s), open_s=self.open_s)]
         if self.pods is not None:
-            found = [found[0]._replace(replicas=self.pods.sites, pods=self.pods)]
-        return found, parameters
+            replicas = [replicas[0]._replace(replicas=self.pods.sites, pods=self.pods)]
+        return replicas, parameters
 
     def prepare(self) -> tuple[Setup, dict[str, object]]:
         """Return what the engine needs of one replica, and the parameters; refuse what cannot be run."""
@@ -119,7 +119,7 @@ def at_once(
     """Do the work on each of some things, in so many threads, or on all cores: for what is mostly numpy's."""
     threads = min(len(of), threads or os.cpu_count() or 1)
     if threads <= 1:
-        return [work(one) for one in of]
+        return [work(each) for each in of]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(work, of))
 

@@ -24,7 +24,7 @@ _Given = TypeVar("_Given")
 
 
 class Study(NamedTuple):
-    """What a study found."""
+    """Runs of a study, and their figures."""
 
     load: Load
     requests: int  # in a run of the first seed
@@ -52,7 +52,7 @@ class Study(NamedTuple):
 
     @property
     def is_grid(self) -> bool:
-        """Whether parameters of a policy are varied."""
+        """Tell whether parameters of a policy are varied."""
         return any(each.varied for each in self.settings.values())
 
     @property
@@ -116,7 +116,7 @@ def study(
     rows, interrupted = run_rows(list(jobs.values()), progress, announce, compile=compile, threads=threads)
     kept = _comparable(rows) if interrupted else list(range(len(seeds)))
     shown = {
-        name: tuple((drawn[i].requests, found) for i in kept if (found := mine[i]) is not None)
+        name: tuple((drawn[i].requests, run) for i in kept if (run := mine[i]) is not None)
         for name, mine in zip(jobs, rows, strict=True)
     }
     shown = {name: mine for name, mine in shown.items() if mine}
@@ -176,7 +176,7 @@ def _comparable(rows: Sequence[Sequence[Outcome | None]]) -> list[int]:
     whole = [
         index
         for index, of_seed in enumerate(zip(*rows, strict=True))
-        if all(found is not None and found.ending is not Ending.INTERRUPTED for found in of_seed)
+        if all(run is not None and run.ending is not Ending.INTERRUPTED for run in of_seed)
     ]
     return whole or [0]
 
@@ -189,11 +189,11 @@ def record(result: PolicyResult) -> dict[str, Any]:
 
 
 def _nested(figures: Figures) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in figures.items():
         group, _, name = key.rpartition(".")
-        (found.setdefault(group, {}) if group else found)[name] = value
-    return found
+        (nested.setdefault(group, {}) if group else nested)[name] = value
+    return nested
 
 
 def plain(value: Any) -> Any:

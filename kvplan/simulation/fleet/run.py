@@ -15,7 +15,6 @@ from kvplan.model.fleet import Routing
 from kvplan.simulation import engine
 from kvplan.simulation.data_parallel import form_together
 from kvplan.simulation.engine import GOES_ON, LACKS_ROWS, LIVELOCK, FormBatch, Loop, Program, until_it_ends
-from kvplan.simulation.fleet import links
 from kvplan.simulation.fleet import loop as fleet_loop
 from kvplan.simulation.fleet.scaling import Latencies, Pods
 from kvplan.simulation.initial_state import (
@@ -163,7 +162,7 @@ def _bound(policy: FormBatch) -> Loop:
     return engine.with_names(fleet_loop.serve, run_replica=run_replica)
 
 
-PROGRAM = Program("fleet", _bound, (engine.loop, form_together, fleet_loop.serve, links.fetch))
+PROGRAM = Program("fleet", _bound, (engine.loop, form_together, fleet_loop.serve, fleet_loop.fetch))
 
 
 _RULES = {Routing.LEAST_REQUESTS: Rule.BY_REQUESTS, Routing.LEAST_KV: Rule.BY_KV}

@@ -56,7 +56,7 @@ class Autoscaler(NamedTuple):
 
 
 class Lifetime(NamedTuple):
-    """Of a replica: it is paid for from its start on, and takes requests from when its model is loaded to its end.
+    """Life of a replica: paid for from its start on, it takes requests from when its model is loaded to its end.
 
     What it has by then it still serves, and is paid for meanwhile. One that is taken away while it loads never opens.
     """
@@ -67,7 +67,7 @@ class Lifetime(NamedTuple):
 
     @property
     def opens(self) -> bool:
-        """Whether it ever takes requests."""
+        """Tell whether it ever takes requests."""
         return self.opens_s < self.closes_s
 
     def paid_s(self, done_s: float, end_s: float) -> float:
@@ -115,14 +115,14 @@ def lifetimes(steps: Steps, load_s: float, *, planned: bool) -> list[Lifetime]:
 
 
 class Latencies(NamedTuple):
-    """Of requests that came to their first or last token in some time, seconds."""
+    """Latencies of requests that came to their first or last token in a window, seconds."""
 
     ttft_s: FloatArray = np.empty(0)
     tpot_s: FloatArray = np.empty(0)
 
 
 class Gauges(NamedTuple):
-    """What is seen of replicas at a time; arrays over those that serve, shape (n_replicas,)."""
+    """Gauges of replicas at a time; arrays over those that serve, shape (n_replicas,)."""
 
     time_s: float
     arrived: int  # requests that the router has sent so far
@@ -216,7 +216,7 @@ class Watch:
 
 
 class Metric(StrEnum):
-    """What a trigger of an autoscaler looks at, mean over a window; all but KV usage are sums over replicas."""
+    """Metrics of an autoscaler's triggers, means over a window; all but KV usage are sums over replicas."""
 
     ARRIVALS = "arrivals"
     IN_FLIGHT = "in_flight"
