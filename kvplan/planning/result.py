@@ -73,7 +73,6 @@ class Alternative(NamedTuple):
 
     candidate: Candidate
     setting: Setting
-    band: Band | None
 
 
 class Versus(NamedTuple):
