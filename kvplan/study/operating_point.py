@@ -34,7 +34,7 @@ from kvplan.study.sample import OVER_TIME, Sample
 from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
 # counted work of all runs; of the other way of a fleet, of which means are told; of a run with WAIT thresholds
-BUDGET_S, _OTHER_S, _WAIT_S = 1.0, 0.1, 0.1
+BUDGET_S, _OTHER_S, _WAIT_S = 1.0, 0.5, 0.1
 RUNS = 2  # of a round
 _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many would take an eighth of the budget
 _CUT = 0.2  # of the window, before it, at least
