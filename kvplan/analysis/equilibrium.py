@@ -194,7 +194,7 @@ def _plain_rates(model: ServingModel) -> dict[str, float]:
     return {name: rates.pop("memory"), **rates}
 
 
-_bent_rates = lru_cache(maxsize=32)(_plain_rates)
+_bent_rates = lru_cache(maxsize=16)(_plain_rates)  # models keep their tables
 
 
 def sustainable_rate(model: ServingModel) -> tuple[str, float]:
@@ -345,7 +345,7 @@ def _least_time(model: ServingModel) -> float | None:
     return tau
 
 
-_bent_time = lru_cache(maxsize=32)(_least_time)  # where a law bends, each is searched for
+_bent_time = lru_cache(maxsize=16)(_least_time)  # where a law bends, each is searched for
 
 
 def tangent(model: ServingModel) -> Tangent:

@@ -87,8 +87,10 @@ def engine_settings_of(
     >>> [(f.flag, f.value) for f in engine_settings_of(engine("vllm"), report, model, Plan()).start.flags]
     [('--max-num-seqs', '64')]
     """
-    best, *rest = report.advice or (None,)
     recovers = report.verdict.status is Status.STABLE
+    # what recovers is started as it was planned; what could be set beside that is told
+    best = None if recovers or not report.advice else report.advice[0]
+    rest = report.advice if best is None else report.advice[1:]
     flags = {flag.flag: flag for flag in flags_of_profile(engine, model)}
     if best is not None:
         if engine.first_chunk is not None and ADMISSION in {setting.name for setting in best.settings}:
@@ -208,7 +210,7 @@ def _queue_bound(engine: Engine, report: Report, model: ServingModel, plan: Plan
 def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:
     if engine.note:
         yield engine.note
-    for one in report.advice[:1]:
+    for one in () if report.verdict.status is Status.STABLE else report.advice[:1]:
         patience_s = next((s.value for s in one.settings if s.name == SHED_AFTER), None)
         if patience_s is not None:
             where = f"{engine.title} has no bound on its queue" if engine.queue is None else "Better still"

@@ -53,9 +53,23 @@ def attention_pairs(tokens: Amount, found: Amount | float = 0.0) -> Amount:
 
 def iteration_time(c: Any, kv_tokens: Any, prefill_tokens: Any, sequences: Any, prefill_pairs: Any) -> Any:
     """Seconds of an iteration, in the form that compiled loops call: `c` as `Timing.constants` has it."""
-    linear = c[0] + c[1] * kv_tokens + c[2] * prefill_tokens + c[3] * sequences + c[9] * prefill_pairs
-    bent = c[4] * np.sqrt(sequences) + c[5] * np.maximum(prefill_tokens + sequences - c[6], 0.0)
-    return linear + bent + c[7] * (1.0 - (1.0 - c[8]) ** (prefill_tokens + sequences))
+    linear = linear_time(c, kv_tokens, prefill_tokens, sequences, prefill_pairs)
+    return linear + bent_time(c, prefill_tokens, sequences) + experts_time(c, prefill_tokens + sequences)
+
+
+def linear_time(c: Any, kv_tokens: Any, prefill_tokens: Any, sequences: Any, prefill_pairs: Any) -> Any:
+    """Seconds that grow in proportion, and d0."""
+    return c[0] + c[1] * kv_tokens + c[2] * prefill_tokens + c[3] * sequences + c[9] * prefill_pairs
+
+
+def bent_time(c: Any, prefill_tokens: Any, sequences: Any) -> Any:
+    """Seconds of a root and a knee."""
+    return c[4] * np.sqrt(sequences) + c[5] * np.maximum(prefill_tokens + sequences - c[6], 0.0)
+
+
+def experts_time(c: Any, tokens: Any) -> Any:
+    """Seconds to read the experts that so many tokens wake."""
+    return c[7] * (1.0 - (1.0 - c[8]) ** tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,9 @@ _BUDGET_S = 1.0  # counted work of a router; what it leaves open takes one more
 _MEASURE, _IMPORT = "kvplan measure plan.toml", "kvplan import RESULT.json --base plan.toml"
 
 
-def band(found: Race, candidate: Candidate, setting: Setting) -> Band | None:
+def band(found: Race, winner: Candidate, setting: Setting) -> Band | None:
     """Replicas at the ends of the error band, as the race found them or anew."""
-    return found.bands[candidate] if candidate in found.bands else candidate.band(setting)
+    return found.bands[winner] if winner in found.bands else winner.band(setting)
 
 
 def alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
@@ -49,8 +49,7 @@ def alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
     if winner.own_weights or any(c.own_weights for c in others[:_ALTERNATIVES]):
         own = []
     for candidate in [*others[:_ALTERNATIVES], *own[:1]]:
-        setting = found.sizes[candidate]
-        yield Alternative(candidate, setting, band(found, candidate, setting))
+        yield Alternative(candidate, found.sizes[candidate])
 
 
 def versus(
@@ -127,7 +126,9 @@ def objectives(
     """Figures of the service; of a schedule those of its worst part."""
     limits = {slo.key: slo.bound for slo in slos}
     assert size.judged.slower is not None
-    slower = {key: figure.value for key, figure in size.judged.slower.figures.items()}
+    slower = {d.key: d.value for d in size.judged.slower.decided}  # those of classes, too
+    slower |= {key: figure.value for key, figure in size.judged.slower.figures.items()}
+    own = {} if size.judged.expected is None else {d.key: d for d in size.judged.expected.decided}
     states = {d.key: d.state for d in size.judged.slower.decided}
     cliffs = {cliff.key: (cliff.low_s, cliff.high_s) for cliff in latency.cliffs}
     rows = []
@@ -136,6 +137,8 @@ def objectives(
         low, high = (None, None) if varies else latency.ci95.get(key, (None, None))
         if value is None and size.judged.expected is not None and key in size.judged.expected.figures:
             value, (low, high) = (of := size.judged.expected.figures[key]).value, of.interval
+        if low is None and not varies and key in own:  # of a class
+            low, high = own[key].low, own[key].high
         state = states.get(key, State.HOLDS)
         if varies and key in limits and (value is None or value > limits[key]):
             state = State.MISSES

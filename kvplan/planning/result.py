@@ -74,7 +74,6 @@ class Alternative(NamedTuple):
 
     candidate: Candidate
     setting: Setting
-    band: Band | None
 
 
 class Versus(NamedTuple):

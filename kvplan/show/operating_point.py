@@ -105,13 +105,13 @@ def _blocks(point: OperatingPoint, load: Load, full: bool) -> Iterator[page.Bloc
         ]
         yield page.table((page.words("Figure"), page.number("Value"), page.number("95 % interval")), rows)
     else:
-        yield from _first(figures, latency.unsettled)
+        yield from _first(figures, latency.unsettled, fleet=point.replicas > 1)
     if latency.cliffs:
         cliffs = (f"{c.key} {format_seconds(c.low_s)} to {format_seconds(c.high_s)}" for c in latency.cliffs)
         yield page.Paragraph(f"On a cliff: {', '.join(cliffs)}.")
 
 
-def _first(figures: Figures, unsettled: Collection[str]) -> Iterator[page.Block]:
+def _first(figures: Figures, unsettled: Collection[str], *, fleet: bool) -> Iterator[page.Block]:
     times = [
         (
             time.removesuffix("_s").upper(),
@@ -123,7 +123,12 @@ def _first(figures: Figures, unsettled: Collection[str]) -> Iterator[page.Block]
     if times:
         yield page.table((page.Column(""), *map(page.number, FIGURES)), times)
     keys = [key for key in SCREENS["own_rates"].split() if key in figures]
-    means = {SIMULATION[key][0]: written_as(key, figures[key][0], 3) for key in keys}
+    means = {
+        SIMULATION[key][0] + " in all" * (fleet and key in ("running", "waiting")): written_as(
+            key, figures[key][0], 3
+        )
+        for key in keys
+    }
     if means:
         yield page.table(map(page.number, means), [tuple(means.values())])
     wide = [

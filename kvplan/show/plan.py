@@ -17,6 +17,7 @@ from kvplan.profile.reading import Profile
 from kvplan.report.figures import Figures
 from kvplan.report.keys import SCREENS
 from kvplan.report.ledger import Ledger
+from kvplan.report.replica import context
 from kvplan.report.verdict import headroom_ends
 from kvplan.report.wording import interval, sentence
 from kvplan.show import page
@@ -28,9 +29,11 @@ from kvplan.study.trial import Missed, Recovers
 from kvplan.units import ABSENT, format_number, format_percent, format_seconds, format_tokens
 
 _MISSED = {"load": "overloaded, or within 1.5% of saturation", "queue": "the queue grows"}
+_FELT = ("ttft_s.p95", "itl_s.p95")  # what users feel; other figures without a limit are told with --full
 _NEXT = {"timing": "speed of one replica", "lengths": "lengths"}
 _ALTERNATIVES = 3  # that are shown
 _LONG_WAIT_S, _FEELS_SLOW_S = 10.0, 0.1  # p95 of TTFT and ITL, above which it is said where nobody limits it
+_MUCH_REJECTED = 0.05  # of the requests, from which it is the first thing that is said
 _MOST, _MOST_IMPOSSIBLE = 2, 12  # refused kinds that are named, beside a plan and where there is none
 
 
@@ -45,18 +48,24 @@ def build(plan: Plan, *, full: bool = False, kept: str | None = None) -> page.Se
     screens = {Status.IMPOSSIBLE: _impossible, Status.INTERRUPTED: _interrupted, Status.PLANNED: _planned}
     blocks = [*screens[plan.status](plan, full)]
     if plan.status is Status.PLANNED:
-        keep = "Kept" if kept else "-o plan.toml keeps it"
         own = [option.source for option in plan.request.options if isinstance(option, Profile)]
         file = kept or (own[0] if len(own) == 1 else "plan.toml")
         notes = [note.replace("plan.toml", file) for note in _notes(plan, full)]
-        notes.append(f"{keep}: profile and gate, for check, analyze and emit.")
+        if kept is None:
+            notes.append("-o plan.toml keeps it: profile and gate, for check, analyze and emit.")
         blocks.append(page.Bullets(tuple(notes)))
     return page.Section("plan", f"{_model(plan)}: {plan.demand}", tuple(blocks))
 
 
 def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
+    setting, task = plan.setting, plan.winner.task
+    rejected = context(task.at(setting.replicas, setting.batched_tokens, slower=False)).rejected_share
+    if rejected > _MUCH_REJECTED:
+        yield page.Paragraph(
+            f"max_model_len rejects {format_percent(rejected)} of the requests; what follows is of the others."
+        )
     yield page.Paragraph(_headline(plan) + ("" if plan.band is None else _in_band(plan, plan.band)))
-    yield _objectives(plan)
+    yield _objectives(plan, full)
     for objective in plan.objectives:
         if objective.limit is not None and objective.cliff is not None:
             ends = " to ".join(map(format_seconds, objective.cliff))
@@ -77,7 +86,7 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
     if plan.alternatives:
         yield _alternatives(plan, plan.alternatives if full else _few(plan.alternatives))
     yield _command(plan)
-    yield page.Paragraph(_after_a_burst(plan))
+    yield page.Paragraph(_after_a_burst(plan, full))
 
 
 def _interrupted(plan: Plan, full: bool) -> Iterator[page.Block]:
@@ -160,7 +169,7 @@ def _words(key: str) -> str:
     return key.replace("_s.", " ")
 
 
-def _objectives(plan: Plan) -> page.Table:
+def _objectives(plan: Plan, full: bool) -> page.Table:
     slower = f"{format_percent(plan.request.slower)} slower"
     if plan.request.headroom:  # the row has 80 columns
         slower = f"slower, {format_percent(plan.request.headroom, signed=True)}"
@@ -175,7 +184,9 @@ def _objectives(plan: Plan) -> page.Table:
         page.number("p99"): lambda o: format_seconds(o.p99),
         page.number(slower): lambda o: format_seconds(o.slower),
     }
-    return page.tabulate(columns, plan.objectives)
+    return page.tabulate(
+        columns, [o for o in plan.objectives if full or o.limit is not None or o.key in _FELT]
+    )
 
 
 def _costs(plan: Plan) -> Iterator[str]:
@@ -327,16 +338,10 @@ def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> page.Table:
         more = f" {format_percent(paid / best - 1, 2, signed=True)}" if paid != best else ""
         return _money(paid) + more
 
-    def band(each: Alternative) -> str:
-        replicas = () if each.band is None else each.band.replicas
-        paid = ("never" if n is None else _cost(plan, n * each.candidate.price) for n in replicas)
-        return " to ".join(paid) or ABSENT
-
     columns: page.Columns[Alternative] = {
         page.words("alternatives"): lambda each: f"{each.setting.replicas:,} x {each.candidate.name}",
         page.number("GPUs"): lambda each: f"{gpus(each.candidate, each.setting):,}",
         **({page.number("per hour"): cost} if plan.request.priced else {}),
-        page.number("if slower or faster"): band,
         page.number("token budget"): lambda each: format_tokens(each.setting.batched_tokens),
     }
     return page.tabulate(columns, shown)
@@ -354,7 +359,7 @@ def _few(every: Sequence[Alternative]) -> list[Alternative]:
     return few if every[_ALTERNATIVES - 1 :] and own and own[0] not in few[:-1] else [*every[:_ALTERNATIVES]]
 
 
-def _after_a_burst(plan: Plan) -> str:
+def _after_a_burst(plan: Plan, full: bool) -> str:
     drain, said = plan.drain, ""
     if drain is not None and drain.burst_requests is not None:
         kind = "sessions" if drain.of_sessions else "requests"
@@ -362,7 +367,7 @@ def _after_a_burst(plan: Plan) -> str:
         said = f"After a burst of {burst}: {drain.reason}."
         if drain.seconds is not None:
             said = f"After a burst of {burst}: normal in {format_seconds(drain.seconds)}."
-    if plan.recovery_rps is not None:
+    if plan.recovery_rps is not None and (full or not said):
         rate = plan.recovery_rps * plan.setting.replicas
         times = rate / (plan.mean_rps if plan.worst is None else plan.winner.task.model.total_rate_rps)
         said += f" Any backlog is sure to drain up to {format_number(rate)} requests/s, {times:.2f} times the demand."
@@ -444,7 +449,9 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         named = "; ".join(f"{r.name}: {_why(r)}" for r in plan.refused[: None if full else _MOST])
         more = len(plan.refused) - _MOST
         dearer = f"Cannot: {named}" + (f"; and {more} more. " if more > 0 and not full else ". ") + dearer
-    if dearer:
+    own = plan.kind(plan.winner.name)
+    alone = own is not None and {o.gpu for o in plan.request.options if isinstance(o, Kind)} == {own.gpu}
+    if dearer and (full or not alone):  # of several GPUs none goes unnamed
         yield dearer.strip()
 
 
@@ -468,10 +475,6 @@ def _backlogs(plan: Plan) -> Iterator[str]:
                 f"{which.name}: {table['backlog']:,} requests within {within} are {rate} requests/s, as "
                 "their client sends them evenly; sent all at once they are done sooner, and the others wait longer."
             )
-
-
-def _cost(plan: Plan, amount: float) -> str:
-    return _money(amount) if plan.request.priced else format_number(amount)
 
 
 def _money(amount: float) -> str:

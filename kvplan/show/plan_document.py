@@ -8,7 +8,7 @@ from kvplan.emit.settings import flags_of_profile
 from kvplan.emit.start import Start, started
 from kvplan.planning.day import Day
 from kvplan.planning.result import Cost, Plan, Size, Status
-from kvplan.planning.search import Band, Candidate, Setting
+from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
 from kvplan.show.view import Json, fields, header
 
@@ -93,7 +93,7 @@ def _around(plan: Plan) -> Json:
         "host_memory": [tier._asdict() for tier in plan.host_memory],
         "split": fleet and fields(fleet, "prefill", "decode"),
         "day": plan.day and _day_document(plan.day),
-        "band": _band(plan, plan.winner, plan.band),
+        "band": _band(plan),
         "spread": [{"cv": cv, "replicas": replicas} for cv, replicas in plan.spread],
         "burst": drain
         and {
@@ -103,10 +103,7 @@ def _around(plan: Plan) -> Json:
         },
         "recovers": plan.verdict,
         "recovers_up_to_rps": None if fleet_rps is None else fleet_rps * plan.setting.replicas,
-        "alternatives": [
-            _replicas(plan, each.candidate, each.setting) | {"band": _band(plan, each.candidate, each.band)}
-            for each in plan.alternatives
-        ],
+        "alternatives": [_replicas(plan, each.candidate, each.setting) for each in plan.alternatives],
         "inputs": {name: getattr(known, name).basis for name in ("gpu", "timing", "workload")},
         "next": plan.next and plan.next._asdict() | {"first": plan.next.first and plan.next.first._asdict()},
         "profile": {"sha256": plan.profile.sha256},
@@ -122,10 +119,10 @@ def _recovery(size: Size) -> Json:
     }
 
 
-def _band(plan: Plan, candidate: Candidate, band: Band | None) -> Json | None:
-    if band is None:
+def _band(plan: Plan) -> Json | None:
+    if (band := plan.band) is None:
         return None
-    prices = [None if n is None or not plan.request.priced else n * candidate.price for n in band.replicas]
+    prices = [None if n is None or not plan.request.priced else n * plan.winner.price for n in band.replicas]
     return {**band._asdict(), "per_hour": prices}
 
 

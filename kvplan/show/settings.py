@@ -116,7 +116,7 @@ def _operating_point(report: Report) -> Iterator[str]:
 
 def _tried(advised: EngineSettings) -> Iterator[str]:
     yield from alternatives(advised)
-    if advised.advice is None:
+    if advised.advice is None and not advised.others:
         yield "Nothing else to set: no watermark and no other limit of running requests is known to gain."
 
 

@@ -7,7 +7,7 @@ results are the same to the last bit, in a fraction of the time.
 
 import math
 
-from kvplan.model import iteration_time
+from kvplan.model.timing import bent_time, experts_time, iteration_time, linear_time
 from kvplan.simulation.actions import blocks_of, members_tokens, outstanding, whole_tokens
 from kvplan.simulation.followups import next_event_s
 from kvplan.simulation.prefix_cache import cached_tokens
@@ -101,26 +101,39 @@ def look_ahead(s: State) -> int:
     count, most = 0, min(AHEAD, int(min((next_event_s(s) - clock[Clock.NOW]) / tau, AHEAD)) + 1)
     if c[Counter.PARTLY] != NOBODY:
         return 0
-    slot, others = (s.group[0, Group.TICK] + 1) % size, c[Counter.HELD]
+    slot, holds = (s.group[0, Group.TICK] + 1) % size, c[Counter.HELD]
     while count < most and s.ring[slot] == NOBODY:
         for column in range(Ahead.WIDTH):
             s.ahead[count, column] = 0
         slot, count = slot + 1 if slot + 1 < size else 0, count + 1
+    # what is read grows by `slope` in an iteration; `ahead` has by how much that changes, and by how much what is held
+    reads, slope = 0.0, 0.0
     request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY and count > 0:
-        tokens, before = members_tokens(s, request, 0), s.request[request, Request.HOLDS]
-        others -= before
-        for step in range(count):
-            tokens += 1
-            holds = s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
-            s.ahead[step, Ahead.READS] += s.context[tokens]
-            s.ahead[step, Ahead.HOLDS] += holds
-            s.ahead[step, Ahead.TAKES] += max(holds - before, 0)
-            before = holds
+        first = members_tokens(s, request, 0) + 1
+        more = s.blocks[first, Blocks.FILLED] - s.blocks[first - 1, Blocks.PASSED]
+        more -= s.request[request, Request.HOLDS]
+        holds += more
+        s.ahead[0, Ahead.TAKES] += max(more, 0)
+        reads, slope = reads + s.context[first], slope + s.context[first] - s.context[first - 1]
+        tokens = s.blocks[first, Blocks.TURNS]
+        while tokens < first + count:
+            step = tokens - first
+            more = s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
+            more -= s.blocks[tokens - 1, Blocks.FILLED] - s.blocks[tokens - 2, Blocks.PASSED]
+            s.ahead[step, Ahead.HOLDS] += more
+            s.ahead[step, Ahead.TAKES] += max(more, 0)
+            s.ahead[step, Ahead.READS] += s.context[tokens] - s.context[tokens - 1]
+            s.ahead[step, Ahead.READS] -= s.context[tokens - 1] - s.context[tokens - 2]
+            tokens = s.blocks[tokens, Blocks.TURNS]
         request = s.request[request, Request.AFTER]
     held = c[Counter.HELD]
     for step in range(count):
-        s.ahead[step, Ahead.HOLDS] += others
+        if step > 0:
+            slope += s.ahead[step, Ahead.READS]
+            reads += slope
+        holds += int(s.ahead[step, Ahead.HOLDS])
+        s.ahead[step, Ahead.READS], s.ahead[step, Ahead.HOLDS] = reads, holds
         lacks = held + s.ahead[step, Ahead.TAKES] > s.fixed[Fixed.CAPACITY]
         if lacks or (c[Counter.WAITING] > 0 and s.ahead[step, Ahead.HOLDS] < c[Counter.HELD]):
             return step
@@ -186,7 +199,9 @@ def coast(s: State, limit: int, patience: int) -> None:
     beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
     woken, all_woken = 1.0 - (1.0 - s.timing[CHOSEN]) ** (prompts + running), s.span[row, Span.WOKEN]
     capacity, bin_tokens, horizon_s = s.fixed[Fixed.CAPACITY], s.fixed[Fixed.BIN], clock[Clock.HORIZON]
-    kv_bin, place, low_s, high_s = held * block // bin_tokens, 0, math.inf, 0.0
+    place, low_s, high_s = 0, math.inf, 0.0
+    kv_bin = held * block // bin_tokens
+    bent, of_experts = bent_time(s.timing, prompts, running), experts_time(s.timing, prompts + running)
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
         more = blocks_taken(s, iterations - begun, held, phase, done, part)
@@ -194,7 +209,7 @@ def coast(s: State, limit: int, patience: int) -> None:
             s.ahead[iterations - begun, Ahead.READS] if layered(s) else float(weight + members + done + part)
         )
         pairs = prompts * (2 * done + part + 1) // 2
-        tau = iteration_time(s.timing, reads, prompts, running, pairs)
+        tau = linear_time(s.timing, reads, prompts, running, pairs) + bent + of_experts
         if s.ring[slot] != NOBODY or held + more > capacity or now + tau > horizon_s:
             break
         phase = phase - 1 if phase > 0 else block - 1
@@ -203,7 +218,7 @@ def coast(s: State, limit: int, patience: int) -> None:
         if more != 0:
             held += more
             c[Counter.HELD] = held
-            kv_bin, cached = held * block // bin_tokens, cached_tokens(s)
+            kv_bin, cached = int(held * block / bin_tokens), cached_tokens(s)  # exact, and faster than //
         kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
         waiting_s = waiting_s + tau * waiting
         busy_s, context, all_pairs = busy_s + tau, context + reads, all_pairs + pairs

@@ -40,6 +40,7 @@ from kvplan.simulation.state import (
 )
 
 _NO_END = 1 << 60  # tokens
+_BENDS = 1e-6  # tokens, more than rounding
 _MOST_LOOKED_UP = 1 << 23  # tokens
 _MOST_PLACES = 1 << 24  # of all groups: an iteration of the longest request each, and a place in a page
 _LOOKED_UP_BY = 1 << 12  # at a time, so that runs whose longest request is another one share a table
@@ -404,7 +405,7 @@ def _looked_up(
     if setup.pools is not None:
         tokens, block = np.arange(context.size), replica.block_tokens
         filled, passed = tokens + block - 1, np.maximum(tokens - setup.pools.window + 1, 0)
-        blocks = np.stack([filled, passed], axis=1) // block
+        blocks = np.stack([filled, passed, np.zeros_like(filled)], axis=1) // block  # no stretches
     return blocks, context
 
 
@@ -418,11 +419,16 @@ def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
     layout = replica.layout
     if layout is None:
         filled = -(-tokens // replica.block_tokens)
-        return np.stack([filled, nothing], axis=1), tokens.astype(np.float64)
+        return np.stack([filled, nothing, nothing], axis=1), tokens.astype(np.float64)
     filled = layout.pool_tokens(nothing, tokens) // layout.block_tokens
     most = np.full(longest + 1, longest)
     passed = (layout.pool_tokens(nothing, most) - layout.pool_tokens(tokens, most)) // layout.block_tokens
-    return np.stack([filled, passed], axis=1), layout.read_tokens(tokens.astype(np.float64))
+    context = layout.read_tokens(tokens.astype(np.float64))
+    held = filled - np.concatenate([[0], passed[:-1]])
+    bends = np.abs(np.diff(context, 2, prepend=[0.0, 0.0])) > _BENDS
+    turns = np.where(bends | (np.diff(held, prepend=0) != 0), tokens, _NO_END)
+    later = np.append(np.minimum.accumulate(turns[:0:-1])[::-1], _NO_END)
+    return np.stack([filled, passed, later], axis=1), context
 
 
 def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, IntArray]:

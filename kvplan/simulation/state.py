@@ -326,6 +326,7 @@ class Blocks(Columns):
 
     FILLED: int
     PASSED: int
+    TURNS: int  # the next number of tokens at which the blocks held change, or what each token more adds to the context
 
 
 class Ahead(Columns):
@@ -516,7 +517,7 @@ class State(NamedTuple):
     pool: IntArray  # shape (1 + n_blocks, n_columns): with a cache in groups, its blocks; the last row ends their queue
     table: IntArray  # shape (n_residents, 1 + n_groups·n_places): there, blocks of each, group by group
     kept: IntArray  # shape (n_groups, n_columns): there, what each keeps
-    # shape (n_tokens, 2): where layers keep KV of several kinds: FILLED once there are slots for so many tokens,
+    # shape (n_tokens, 3): where layers keep KV of several kinds: FILLED once there are slots for so many tokens,
     # and PASSED once so many are computed; the difference is held. With two pools of windows alone, of the other
     # FILLED is held.
     blocks: IntArray

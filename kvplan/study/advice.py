@@ -131,7 +131,8 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
         best = _best((alone, settings), name, values, weights)
         gain, _ = _gain((alone, settings), _with(alone, settings, (best,)), weights)
         gains = gain.value > max(_GAIN, _SURE * gain.standard_error)
-        could = base.served_rps * (1 + gain.value + _SURE * gain.standard_error) >= offered
+        better = gain.value > _SURE * gain.standard_error  # else it is chance
+        could = better and base.served_rps * (1 + gain.value + _SURE * gain.standard_error) >= offered
         if not gains and (recovers or not could):
             continue
         drains = could and sustains(*_with(alone, settings, (best,)))

@@ -32,7 +32,8 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.study.sample import OVER_TIME, Sample
 from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
-BUDGET_S, _WAIT_S = 1.0, 0.2  # counted work of all runs; of one with WAIT thresholds
+# counted work of all runs; of the other way of a fleet, of which means are told; of a run with WAIT thresholds
+BUDGET_S, _OTHER_S, _WAIT_S = 1.0, 0.5, 0.1
 RUNS = 2  # of a round
 _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many would take an eighth of the budget
 _CUT = 0.2  # of the window, before it, at least
@@ -262,8 +263,12 @@ def observe(
         width, batches = _batches(length, period)
         spans = _spans(max(warm, _CUT * length), width, batches, aligned=period is not None)
         first = 1_000 * stream + len(windows)
-        # replicas have arrays of their own: runs of many take their memory one after the other
-        threads = 1 if model.fleet is not None and model.fleet.size > _MANY_REPLICAS else None
+        # replicas have arrays of their own, and those apart all requests: such runs take memory one after the other
+        threads = (
+            1
+            if model.fleet is not None and (model.fleet.size > _MANY_REPLICAS or model.fleet.is_split)
+            else None
+        )
         made = at_once(
             partial(run_window, model, plan, settings, spans),
             range(first, first + runs),
@@ -538,7 +543,7 @@ def timed(
 
 def _simulated(model: ServingModel, plan: Plan) -> Latency | None:
     try:
-        return operating_point(model, plan).latency
+        return operating_point(model, plan, _OTHER_S).latency
     except UsageError:  # not modelled so
         return None
 

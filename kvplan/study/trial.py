@@ -24,13 +24,15 @@ from kvplan.solve import boundary
 from kvplan.study.drain import ENOUGH, Drain, drain, recover_s
 from kvplan.study.goodput import at_rate
 from kvplan.study.objectives import LONG, Decision, State, decisions
-from kvplan.study.operating_point import Observation, observe
+from kvplan.study.operating_point import RUNS, Observation, observe
 from kvplan.study.replicas import Kept, keeps, scaled, stand_in
 
 _MOST_LOAD = 0.985  # of what is sustainable, slower, beyond which nothing is tried
 _SHORT = 4_000  # requests of each of two runs, while many are compared
-_FEW = 500  # of a replica that is idle, unless that is near an objective
-_CLEAR = 0.7  # of the shares that are allowed: with less, or the inverse, few requests tell
+_FIRST = 1_500  # of them, which tell where they are far from an objective, and the load is less than that
+_FIRST_LOAD = 0.85  # of what is sustainable: a queue near it needs time to grow
+_FEW = 200  # of a replica that is idle, unless that is near an objective
+_CLEAR = 0.5  # of the shares that are allowed: with less, or the inverse, few requests tell
 _LONG = 15_000  # of conversations, in the runs that decide
 _BUDGET_S = 5.0  # counted work of these: near an objective a fifth of it leaves long answers open that hold
 _BRIEF_S = 0.5
@@ -211,14 +213,17 @@ class Task:
         """Look at so many replicas, slower."""
         if self._is_too_much(replicas, batched_tokens):
             return Quick(math.inf, ())
-        return self._look(self.at(replicas, batched_tokens, slower=True), _SEEN)
+        short = bool(self.plan.slos) and self._load(replicas, batched_tokens, slower=True) < _FIRST_LOAD
+        return self._look(
+            self.at(replicas, batched_tokens, slower=True), _SEEN, _FIRST if short else _SHORT, again=short
+        )
 
     def idle(self, batched_tokens: int | None) -> Quick:
         """Look at a replica that all but nobody asks for anything, slower: one of so many that nothing clusters."""
         model = replace(self.at(1, batched_tokens, slower=True), arrivals=ArrivalProcess())
         model = at_rate(model, _IDLE * sustainable_rate(one_replica(model))[1])
-        look = self._look(model, _ALONE, _FEW)
-        return self._look(model, _ALONE) if look.is_near else look
+        look = self._look(model, _ALONE, _FEW, again=False)
+        return self._look(model, _ALONE, _SHORT, again=False) if look.is_near else look
 
     def judge(self, replicas: int, batched_tokens: int | None) -> Judged:
         """Decide about so many replicas."""
@@ -277,9 +282,25 @@ class Task:
             return self.rate_rps > _MOST_LOAD * split_rps(found, self.apart.prefill, self.apart.decode)
         return self.rate_rps > _MOST_LOAD * replicas * self.sustainable_rps(batched_tokens)
 
-    def _look(self, model: ServingModel, stream: int, requests: int = _SHORT) -> Quick:
-        settings = engine_settings(model)
-        seen = observe(model, self.plan, settings, _one_round, stream=stream, budget_s=0.0, requests=requests)
+    def _look(self, model: ServingModel, stream: int, requests: int, *, again: bool) -> Quick:
+        """Look at a round of runs; where that is near an objective, `again` at one of twice as many requests."""
+
+        def suffices(seen: Observation) -> bool:
+            return not (again and len(seen.windows) == RUNS and self._judge(seen).is_near)
+
+        budget_s = math.inf if again else 0.0
+        seen = observe(
+            model,
+            self.plan,
+            engine_settings(model),
+            suffices,
+            stream=stream,
+            budget_s=budget_s,
+            requests=requests,
+        )
+        return self._judge(seen)
+
+    def _judge(self, seen: Observation) -> Quick:
         decided = decisions(seen, self.plan.slos)
         if seen.trend is Trend.GROWING:
             return Quick(math.inf, decided)
@@ -315,8 +336,11 @@ class Task:
         """Requests without which nothing holds at so much load."""
         if self.apart is not None:
             return LONG
-        load = self.rate_rps / (replicas * self.sustainable_rps(batched_tokens, slower=slower))
-        return math.ceil(_FORGETS / (1 - load) ** 2)
+        return math.ceil(_FORGETS / (1 - self._load(replicas, batched_tokens, slower=slower)) ** 2)
+
+    def _load(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> float:
+        """Return the load as a share of what is sustainable."""
+        return self.rate_rps / (replicas * self.sustainable_rps(batched_tokens, slower=slower))
 
 
 def recovers(model: ServingModel, plan: Plan) -> Recovers | None:
@@ -349,10 +373,6 @@ def _most_rps(model: ServingModel) -> float:
         return sustainable_rate(model)[1]
     cached = cached_replica(model)
     return sustainable_rates(cached).good if cached.users is None else population_of(cached).good_rps
-
-
-def _one_round(seen: Observation) -> bool:
-    return True
 
 
 def stretched(timing: Timing, times: float) -> Timing:

@@ -130,7 +130,7 @@ def warm_up_s(model: ServingModel) -> float:
     return life_s(model) * min(max(typical_iteration_s(model) / alone, 1.0), _SLOWEST)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # models keep their tables, of layers megabytes
 def life_s(model: ServingModel) -> float:
     """Return W₁: the age beyond which requests, or the turns of sessions, hold little."""
     held = model.mix.held.survival(model.mix.share)
@@ -140,7 +140,7 @@ def life_s(model: ServingModel) -> float:
     return age + max((_turns_s(model, c.sessions, tau) for c in model.classes if c.sessions), default=0.0)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # models keep their tables, of layers megabytes
 def typical_iteration_s(model: ServingModel) -> float:
     """Return the iteration time of the equilibrium, or of a full memory if that is less or there is no equilibrium."""
     full, usual = saturation(model).iteration_time_s, iteration_time(model)

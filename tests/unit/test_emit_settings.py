@@ -33,6 +33,7 @@ from kvplan.model.gaps import Exponential
 from kvplan.model.replica import Offload
 from kvplan.model.sessions import Reuse
 from kvplan.report.assembly import Analyses, ProfileIdentity
+from kvplan.report.words import Status
 from kvplan.show import settings
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -49,19 +50,22 @@ BOTH = Advice((Setting("max_num_seqs", 50), Setting("shed_after", 4.5)), 0.09, T
 
 
 @cache
-def report_of(name: str, model: ServingModel, *advice: Advice) -> Any:
+def report_of(name: str, model: ServingModel, *advice: Advice, collapses: bool = False) -> Any:
     """A report of which only those blocks are made that are looked at."""
     known = {"advice": advice, "drain": UNDRAINED, "profile": ProfileIdentity("a model", "5e6f" * 16)}
+    known |= {"status": Status.NEEDS_CAP} if collapses else {}
     return Analyses(for_engine(engine(name), model), Plan(), known)
 
 
-def written(name: str, model: ServingModel, *advice: Advice) -> tuple[EngineSettings, Any]:
-    report = report_of(name, model, *advice)
+def written(
+    name: str, model: ServingModel, *advice: Advice, collapses: bool = False
+) -> tuple[EngineSettings, Any]:
+    report = report_of(name, model, *advice, collapses=collapses)
     return engine_settings_of(engine(name), report, model, Plan()), report
 
 
-def flags(name: str, model: ServingModel, *advice: Advice) -> dict[str, str | None]:
-    found, _ = written(name, model, *advice)
+def flags(name: str, model: ServingModel, *advice: Advice, collapses: bool = False) -> dict[str, str | None]:
+    found, _ = written(name, model, *advice, collapses=collapses)
     return {flag.flag: flag.value for flag in found.start.flags}
 
 
@@ -198,17 +202,25 @@ def test_no_engine_computes_prompts_apart() -> None:
     assert flags("vllm", drafting) == {"--speculative-config": "'{\"num_speculative_tokens\": 2}'"}
 
 
-def test_what_gains_most_stands_in_the_place_of_what_the_profile_says() -> None:
+def test_what_gains_most_stands_in_the_place_of_what_the_profile_says_where_that_collapses() -> None:
     some = limited(max_num_seqs=64)
-    assert flags("vllm", some, WATERMARK) == {"--max-num-seqs": "64", "--watermark": "0.019"}
-    assert flags("vllm", some, SEATS) == {"--max-num-seqs": "46"}
-    found, report = written("vllm", some, WATERMARK, SEATS)
-    text = " ".join(settings.text(found, report).replace("\n#", " ").split())
-    assert (
-        "--watermark 0.019: tried, +4.66% under a backlog; the offered rate drains without it; TTFT p95"
-        in text
-    )
+    with_watermark = {"--max-num-seqs": "64", "--watermark": "0.019"}
+    assert flags("vllm", some, WATERMARK, collapses=True) == with_watermark
+    assert flags("vllm", some, SEATS, collapses=True) == {"--max-num-seqs": "46"}
+    text = text_of(*written("vllm", some, WATERMARK, SEATS, collapses=True))
+    assert "--watermark 0.019: tried, +4.66% under a backlog; the offered rate then drains; TTFT p95" in text
     assert "Or --max-num-seqs 46: tried, +3% under a backlog" in text
+
+
+def test_what_recovers_is_started_as_it_is_and_what_gains_is_told() -> None:
+    found, report = written("vllm", limited(max_num_seqs=64), WATERMARK)
+    assert [flag.words for flag in found.start.flags] == ["--max-num-seqs 64"]
+    told = "Or --watermark 0.019: tried, +4.66% under a backlog; the offered rate drains without it"
+    assert told in text_of(found, report)
+
+
+def text_of(found: EngineSettings, report: Any) -> str:
+    return " ".join(settings.text(found, report).replace("\n#", " ").split())
 
 
 def test_limits_that_end_a_collapse_are_a_cap_and_a_bound_on_the_queue() -> None:
@@ -216,18 +228,18 @@ def test_limits_that_end_a_collapse_are_a_cap_and_a_bound_on_the_queue() -> None
     model = cached(None)
     served = sustainable_rate(replace(model, replica=replace(model.replica, max_num_seqs=50)))[1]
     waiting = math.floor(4.5 * served)
-    assert flags("vllm", model, BOTH) == {
+    assert flags("vllm", model, BOTH, collapses=True) == {
         "--tensor-parallel-size": "2",
         "--max-num-seqs": "50",
         "--max-num-queued-reqs": str(50 + waiting),
     }
     seats = BOTH._replace(settings=(Setting("max_running_requests", 50), BOTH.settings[1]))
-    assert flags("sglang", model, seats) == {
+    assert flags("sglang", model, seats, collapses=True) == {
         "--tp-size": "2",
         "--max-running-requests": "50",
         "--max-queued-requests": str(waiting),
     }
-    found, _ = written("trtllm", ONE, BOTH)
+    found, _ = written("trtllm", ONE, BOTH, collapses=True)
     assert [flag.flag for flag in found.start.flags] == ["max_batch_size"]
     assert any("no bound on its queue: have a gateway give up" in note for note in found.notes)
 

@@ -70,7 +70,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         queues=len(found),
         until=np.repeat(setup.until, len(found)),
         knobs=knobs,
-    ), {"thresholds": list(found), RESOLVE: None if window_s is None else window_s[0]}
+    ), {"thresholds": list(found), **({} if window_s is None else {RESOLVE: window_s[0]})}
 
 
 def _resolved(scenario: Scenario, queue_of: IntArray, first: FloatArray, window_s: float) -> FloatArray:
