@@ -14,10 +14,10 @@ from kvplan.planning.search import Band
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
 from kvplan.profile.reading import Profile
+from kvplan.report.blocks import context
 from kvplan.report.figures import Figures
 from kvplan.report.keys import SCREENS
 from kvplan.report.ledger import Ledger
-from kvplan.report.replica import context
 from kvplan.report.verdict import headroom_ends
 from kvplan.report.wording import interval, sentence
 from kvplan.show import page
