@@ -55,7 +55,7 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     >>> document.title, str(document.status), [section.key for section in document.sections][:3]
     ('small', 'needs_cap', ['load', 'equilibrium', 'latency'])
     >>> document.summary.rows[0]
-    ('Headroom', '-30%, then saturation is within 1.5%', 'simulated')
+    ('Headroom', '-30% with slower iterations, then saturation is within 1.5%', 'simulated')
     """
     ledger = ledger_of(report)
     specs = SCREENS["sections"]

@@ -1,11 +1,14 @@
 """What ends a command before its time, and files made to never end: whole results, one line, the documented code."""
 
+import array
+import fcntl
 import gzip
 import os
 import resource
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -48,6 +51,9 @@ def test_an_import_that_is_stopped_while_it_reads_writes_nothing(
     with child, fifo.open("w") as pipe:  # opens once the command has opened the other end
         pipe.write("kv_tokens,iteration_ms\n1000,10\n")
         pipe.flush()
+        while array.array("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0]:
+            time.sleep(0.01)
+        time.sleep(0.2)  # until it waits for more: a signal just before is looked at after the wait
         child.send_signal(number)
         assert child.communicate(timeout=60) == (None, b"")
     assert child.returncode == (130 if number == signal.SIGINT else -number)
