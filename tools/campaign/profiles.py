@@ -165,8 +165,10 @@ def beyond(rng: np.random.Generator) -> str:
 
 def toml(table: Table) -> str:
     """A table of tables as TOML, the tables within them on one line each; a second or more has its unit."""
-    if (timing := table.get("timing", {})) and timing["d0"] >= 1:
-        table = {**table, "timing": {**timing, "d0": f"{timing['d0']!r} s"}}
+    timing = table.get("timing")
+    d0 = timing.get("d0") if isinstance(timing, dict) else None  # which may be spoiled
+    if isinstance(d0, int | float) and d0 >= 1:
+        table = {**table, "timing": {**timing, "d0": f"{d0!r} s"}}
     return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items())
 
 
