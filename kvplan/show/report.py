@@ -103,9 +103,10 @@ def first_screen(ledger: Ledger, block: str = "") -> Iterator[_Row]:
             continue
         if not first_key(texts).startswith(block):
             continue
-        for text in [texts] if isinstance(texts, str) else texts:
+        every = [texts] if isinstance(texts, str) else texts
+        for text in every:
             if (said := sentence(text, ledger)) is not None:
-                yield _row(label, said, ledger.basis(first_key(text)))
+                yield _row(label, said, ledger.basis(first_key([text, *every])))
                 break
 
 

@@ -216,7 +216,11 @@ def _at_gateway(alone: ServingModel, settings: Settings, weights: Means) -> Iter
     flooded = _Flood((alone, settings), _FRESH, _PAIR).rate(_SHORT, weights).value
     for part in _GATEWAYS:
         rate = float(f"{offered + part * (most - offered):.4g}")
-        if rate >= max(flooded, offered) and all(_is_served(alone, settings, rate, n) for n in _PASSED_ON):
+        if (
+            rate >= max(flooded, offered)
+            and flooded > 0
+            and all(_is_served(alone, settings, rate, n) for n in _PASSED_ON)
+        ):
             yield Gained((Setting(GATEWAY, rate),), rate / flooded - 1, sustains=True)
             return
 
