@@ -88,16 +88,24 @@ def seldom(say: Callable[[str], None]) -> Callable[[str], None]:
 
 @options.of(MeasureOptions)
 def measure(
-    asked: options.Asked,
-    profile: options.Profile = None,
+    profile: Annotated[
+        str,
+        argument(
+            metavar="PROFILE",
+            help="A plan, another TOML file, or the name of a shipped profile.",
+            autocompletion=completion.profiles,
+        ),
+    ],
     format: options.Format = options.DocumentFormat.TEXT,
     output: options.Output = None,
+    *,
+    asked: options.Asked,
 ) -> None:
     """Propose the runs of a load generator that settle a plan. -o bench.sh writes them as a script."""
     from kvplan.show.measure import view
 
     check_writable(output)
-    if profile in (None, "-"):
+    if profile == "-":
         raise UsageError("measure: a file or a shipped profile, which the commands that follow name")
     result = api.measure(common.read(profile, output), **asked)
     script = output if output is not None and output.suffix == ".sh" else None

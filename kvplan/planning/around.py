@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from kvplan.analysis.equilibrium import sustainable_rate
@@ -77,20 +76,27 @@ def what_next(
     service: Profile, replicas: int, band: Band | None, spread: Sequence[tuple[float, int]]
 ) -> Next | None:
     """Return what to measure: speed that is estimated, or lengths that are assumed; None where neither matters."""
-    ways = []
+    ways: list[Next] = []
     if band is not None and service.model.provenance.timing.basis != Knowledge.MEASURED:
-        command = _IMPORT if lacks(service) else _MEASURE
-        ways.append(Next("timing", (band.replicas[0] or 1, band.replicas[1]), command))
+        ways += filter(None, [_speed(service, (band.replicas[0] or 1, band.replicas[1]))])
     if spread:
         sizes = [replicas, *(n for _, n in spread)]
         ways.append(Next("lengths", (min(sizes), max(sizes)), "kvplan plan --trace requests.csv"))
     ways = [way for way in ways if way.replicas[0] != way.replicas[1]]
-    way = max(ways, key=lambda way: (way.replicas[1] or math.inf) - way.replicas[0], default=None)
-    if way is None or way.command != _MEASURE:
-        return way
-    with suppress(UsageError):
-        return way._replace(first=first_runs(service))
-    return way
+    return max(ways, key=lambda way: (way.replicas[1] or math.inf) - way.replicas[0], default=None)
+
+
+def _speed(service: Profile, ends: tuple[int, int | None]) -> Next | None:
+    """Return what measures the speed: `measure` where it proposes runs, else results; None where it is settled."""
+    if ends[0] == ends[1]:
+        return None
+    try:
+        first = None if lacks(service) else first_runs(service)
+    except UsageError:
+        first = None
+    if first is None:
+        return Next("timing", ends, _IMPORT)
+    return Next("timing", ends, _MEASURE, first) if first.concurrencies else None
 
 
 def split_of(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Apart:

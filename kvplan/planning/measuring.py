@@ -146,11 +146,15 @@ class First(NamedTuple):
 
 
 def first_runs(profile: Profile) -> First:
-    """Foretell the runs up to the first where the objectives end."""
+    """Foretell the runs up to the first where the objectives end; none where `measuring` proposes none."""
     design, sizes = Design(profile), list[int]()
-    for concurrency in design.order(60 * MINUTES):
-        sizes.append(concurrency)
+    before, spread = design.replicas(design.first_band), design.first_spread
+    for concurrency in () if design.is_measured and _enough(before) else design.order(60 * MINUTES):
         design.expect(concurrency)
+        if design.is_measured and concurrency > 1 and design.spread() > _NARROWER * spread:
+            break
+        sizes.append(concurrency)
+        spread = design.spread()
         if concurrency == design.at:
             break
     seconds = math.fsum(design.duration_s(design.loop(size)) for size in sizes)

@@ -55,10 +55,9 @@ def _section(measuring: Measuring, asked: MeasureOptions) -> page.Section:
         page.number("replicas"): lambda row: _replicas(row[1].replicas),
     }
     stopped = f"{measuring.stopped[0].upper()}{measuring.stopped[1:]}."
+    title = f"What to measure of {measuring.profile.name}"
     if not measuring.runs:
-        return page.section(
-            "measure", f"What to measure of {measuring.profile.name}", page.Paragraph(now), notes=[stopped]
-        )
+        return page.section("measure", title, page.Paragraph(now), notes=[stopped])
     then, plan, again = next_commands(measuring, asked)
     notes = [
         "TTFT and TPOT are what is expected, replicas those that four in five such outcomes leave.",
@@ -71,7 +70,6 @@ def _section(measuring: Measuring, asked: MeasureOptions) -> page.Section:
         notes.insert(2, "Keep the engine's start-up log as serve.log: one start has the KV capacity.")
     if source := commands_of(asked.tool).get("source"):
         notes.append(f"Commands of {asked.tool}: {source}.")
-    title = f"What to measure of {measuring.profile.name}"
     runs = page.tabulate(columns, enumerate(measuring.runs, 1))
     return page.section("measure", title, page.Paragraph(now), runs, notes=notes)
 

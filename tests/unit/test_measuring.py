@@ -11,9 +11,10 @@ from every import every
 
 from kvplan.api import measure, plan
 from kvplan.api.outcomes import Measured
-from kvplan.emit.benchmarks import script
+from kvplan.emit.benchmarks import next_commands, script
 from kvplan.errors import UsageError
 from kvplan.options import Aim, MeasureOptions
+from kvplan.planning.measuring import first_runs
 from kvplan.profile.reading import parse_profile
 
 TOOLS = (
@@ -142,6 +143,26 @@ def test_a_fit_that_leaves_two_numbers_is_settled() -> None:
     assert high is not None
     assert high - low <= 1
     assert measure(parse_profile(text.encode(), "fit.toml")).runs == ()
+    assert first_runs(parse_profile(text.encode(), "fit.toml")).concurrencies == ()
+
+
+def test_a_plan_names_the_runs_that_are_proposed() -> None:
+    """Up to the one where the objectives end, and the replicas that are left after it."""
+    first, whole = first_runs(FIXED), proposed()
+    assert first.concurrencies == tuple(run.concurrency for run in whole.runs)[: len(first.concurrencies)]
+    last = whole.runs[len(first.concurrencies) - 1]
+    assert (last.concurrency > 1, last.replicas) == (True, first.replicas)
+
+
+def test_a_fit_is_proposed_to_go_on_from_the_estimate_it_was_fitted_after(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(PROFILE.format(rate=1000.0))
+    source = f"run.json; estimated, scaled, estimated after {tmp_path}/plan.toml"
+    text = PROFILE.format(rate=1000.0).replace(
+        '"estimated"', f'{{ basis = "estimated", source = "{source}" }}'
+    )
+    found = measure(parse_profile(text.encode(), "fit.toml"))
+    command = next_commands(found, found.asked)[0]
+    assert f"--base {tmp_path}/plan.toml --against fit.toml" in command
 
 
 @pytest.mark.parametrize("url", ["", "not a url", "host:8000", "ftp://host"])
