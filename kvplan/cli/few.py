@@ -48,13 +48,15 @@ def explain(
     output: options.Output = None,
 ) -> None:
     """Explain a number of the report: its meaning, formula and source, and the values that it rests on."""
+    from kvplan.report.assembly import Analyses, ProfileIdentity
     from kvplan.report.explain import find, page
     from kvplan.show.explanation import view
 
     asked = find(key)
     loaded = common.read(profile, output)
     full = full or format is PageFormat.MARKDOWN
-    shown = page(asked, api.analyze(loaded), loaded.model, loaded.plan, full=full)
+    figures = Analyses(loaded.model, loaded.plan, {"profile": ProfileIdentity(loaded.name, loaded.sha256)})
+    shown = page(asked, figures, loaded.model, loaded.plan, full=full)
     common.write(view(shown, loaded.sha256, full=full), format, output)
 
 

@@ -4,7 +4,7 @@
 carry more than the contract names, for text and Markdown only: the blocks of `kvplan.report.keys` say so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from kvplan.report.figures import Figures
 from kvplan.report.inputs import Inputs, caveat, headroom_range
 from kvplan.report.keys import WORDS
 from kvplan.report.ledger import Ledger, plain
-from kvplan.report.notes import Source, notes, sources
+from kvplan.report.notes import Source, Sources, notes
 from kvplan.report.verdict import actions, headroom_ends, summary
 from kvplan.report.wording import interval
 from kvplan.report.words import Basis, Status
@@ -137,9 +137,9 @@ class Analyses(Figures):
         return Verdict(self.status, self.binding, summary(self), rate, settled, self.drain, growth)
 
     @cached_property
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> Mapping[str, Source]:
         """Where the numbers of each block come from."""
-        return sources(self)
+        return Sources(self)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
@@ -159,9 +159,9 @@ class Analyses(Figures):
 
 def report_of(analyses: Analyses, *, trial: bool = False) -> Report:
     """Collect all blocks of a model's analyses; `trial`: with runs of a warm prefix cache and beside it among them."""
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = {"sources": dict(analyses.sources)}
     if trial:
-        own = {"prefix_cache": analyses.tried_prefix_cache, "notes": notes(analyses, tried=True)}
+        own |= {"prefix_cache": analyses.tried_prefix_cache, "notes": notes(analyses, tried=True)}
     return Report(**{name: own[name] if name in own else getattr(analyses, name) for name in Report._fields})
 
 

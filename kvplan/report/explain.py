@@ -28,10 +28,9 @@ from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.wait import ClassMeans, class_means
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.model import Plan, ServingModel
-from kvplan.report.assembly import Report, to_document
 from kvplan.report.inputs import source_text
 from kvplan.report.keys import BLOCKS, CONTRACT, QUANTITY_WORDS, Record
-from kvplan.report.ledger import Ledger
+from kvplan.report.ledger import Ledger, at
 from kvplan.units import format_number
 
 DIGITS = 6  # enough to follow a calculation
@@ -233,6 +232,16 @@ class Summary(NamedTuple):
     keys: tuple[tuple[str, str, str], ...]
 
 
+class _Cold:
+    """An answer with some blocks of a cold prefix cache in place of its own."""
+
+    def __init__(self, answer: Any, cold: Mapping[str, Any]) -> None:
+        self._answer, self._cold = answer, cold
+
+    def __getattr__(self, block: str) -> Any:
+        return self._cold[block] if block in self._cold else at(self._answer, (block,))
+
+
 class Ground(NamedTuple):
     """Formula and inputs of a figure, where these come from, and what is to be said of them."""
 
@@ -284,25 +293,24 @@ def _nearest(word: str) -> str:
 
 
 def page(
-    asked: Found, report: Report, model: ServingModel, plan: Plan, *, full: bool = True
+    asked: Found, answer: Any, model: ServingModel, plan: Plan, *, full: bool = True
 ) -> Explained | Summary:
     """Explain a key or a block of a report, beside the model and plan it was made from.
+
+    `answer` has the blocks of the report as attributes, of which those are looked at that the page names, or by name.
 
     Raises
     ------
     UsageError
         An entry was asked for that the list does not have.
     """
-    document = to_document(report)
     if asked.is_block:
-        return summarise(asked, document)
-    return explain(asked, document, model, plan, MANY if full else FEW)
+        return summarise(asked, answer)
+    return explain(asked, answer, model, plan, MANY if full else FEW)
 
 
-def explain(
-    asked: Found, document: Mapping[str, Any], model: ServingModel, plan: Plan, most: int = MANY
-) -> Explained:
-    """Explain one key with so many of its values at most; `document` is the report of the model and plan.
+def explain(asked: Found, answer: Any, model: ServingModel, plan: Plan, most: int = MANY) -> Explained:
+    """Explain one key with so many of its values at most; `answer` is the report of the model and plan.
 
     Raises
     ------
@@ -320,7 +328,7 @@ def explain(
     ('n* = M/Σ p_i·S_i = M/S̄', (Row(name='', value='1 requests'),), [('M', '12'), ('S̄', '12')])
     """
     (record,) = asked.records
-    ledger = Ledger(document)
+    ledger = Ledger(answer)
     values = list(_values(record, ledger))
     if asked.entry is not None and record.list_key:
         if asked.entry >= len(values):
@@ -332,7 +340,7 @@ def explain(
     where = "--full" if most < MANY else "--format json of analyze"
     missing = not values or any(value is None for _, value in values)
     absent = BLOCKS[record.block].absent if ledger.value(record.block) is None else record.absent
-    rests = ground(record, document, model, plan)
+    rests = ground(record, answer, model, plan)
     return Explained(
         key=asked.name if asked.entry is None else record.key.replace("[]", f"[{asked.entry}]"),
         meaning=record.meaning + rests.remark,
@@ -345,7 +353,7 @@ def explain(
     )
 
 
-def ground(record: Record, document: Mapping[str, Any], model: ServingModel, plan: Plan) -> Ground:
+def ground(record: Record, answer: Any, model: ServingModel, plan: Plan) -> Ground:
     """Choose the formula of a record and where its inputs come from; with a prefix cache, whether that is warm."""
     model, formula, names, remark = one_replica(model), record.formula, record.inputs, ""
     if model.schedule is not None and record.block in _WORST_WINDOW and formula:
@@ -354,9 +362,10 @@ def ground(record: Record, document: Mapping[str, Any], model: ServingModel, pla
         formula, names = record.warm or (formula, names)
     elif model.finds_prefixes and formula:
         model, remark = with_cold_cache(model), remark + _COLD
-        blocks = {"load": load(model), "equilibrium": equilibrium(model), "saturation": saturation(model)}
-        document = {**document, **blocks}
-    return Ground(formula, tuple(names.split()), Ledger(document), Given(model, plan), remark)
+        answer = _Cold(
+            answer, {"load": load(model), "equilibrium": equilibrium(model), "saturation": saturation(model)}
+        )
+    return Ground(formula, tuple(names.split()), Ledger(answer), Given(model, plan), remark)
 
 
 def values_of(name: str, rests: Ground) -> list[Any]:
@@ -380,9 +389,9 @@ def _inputs(rests: Ground, entry: int | None) -> Iterator[Input]:
             yield Input(symbol, f"{listed([_with_unit(v, '') for v in values])} {unit}".rstrip(), meaning)
 
 
-def summarise(asked: Found, document: Mapping[str, Any]) -> Summary:
+def summarise(asked: Found, answer: Any) -> Summary:
     """List the keys of a block with their values."""
-    keys, ledger = [], Ledger(document)
+    keys, ledger = [], Ledger(answer)
     for record in asked.records:
         values = [_with_unit(value, record.unit) for _, value in _values(record, ledger)]
         keys.append((record.key, listed(values) or "null", record.meaning))

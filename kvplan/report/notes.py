@@ -1,7 +1,7 @@
 """Where the numbers of a report come from, and what was assumed or not modelled: `keys.toml` has the texts."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from kvplan.analysis.concurrency import eviction_is_impossible, never_grows
@@ -13,7 +13,7 @@ from kvplan.analysis.worst_cycle import MOST_STAGES
 from kvplan.model import Prefill, ServingModel
 from kvplan.report.figures import Figures
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
-from kvplan.report.keys import BLOCKS, Block
+from kvplan.report.keys import BLOCKS
 from kvplan.report.ledger import Ledger
 from kvplan.report.verdict import requests_in_memory
 from kvplan.report.wording import interval, sentence, sentences
@@ -33,31 +33,38 @@ class Source(NamedTuple):
     kind: Basis
 
 
-def sources(figures: Figures) -> dict[str, Source]:
-    """Say where the numbers of each block come from, by its name."""
-    model = figures.whole
-    replica, timing = model.replica, model.timing
-    limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
-    terms = "d2, d3" if timing.is_linear else "d2 to d6"
-    about = {
-        "about.limited": _limited(model),
-        "about.beyond_papers": timing.goes_beyond_papers
-        or replica.block_tokens > 1
-        or limited
-        or not model.is_plain,
-        "about.never_grows": never_grows(model) and model.drafts is None,
-        "about.never_preempts": eviction_is_impossible(model),
-        "about.one_class": len(model.classes) == 1,
-        "about.terms": f"{terms}{', drafts' * (model.drafts is not None)}"
-        f"{', layers of several kinds' * (replica.layout is not None)}",
-    }
-    ledger = Ledger(figures, about)
-    return {block.name: _source(block, ledger) for block in BLOCKS.values() if block.has_source}
+class Sources(Mapping[str, Source]):
+    """Where the numbers of each block come from, by its name; found when asked for, as some rest on runs."""
 
+    def __init__(self, figures: Figures) -> None:
+        model = figures.whole
+        replica, timing = model.replica, model.timing
+        limited = replica.max_num_seqs is not None or replica.max_num_batched_tokens is not None
+        terms = "d2, d3" if timing.is_linear else "d2 to d6"
+        about = {
+            "about.limited": _limited(model),
+            "about.beyond_papers": timing.goes_beyond_papers
+            or replica.block_tokens > 1
+            or limited
+            or not model.is_plain,
+            "about.never_grows": never_grows(model) and model.drafts is None,
+            "about.never_preempts": eviction_is_impossible(model),
+            "about.one_class": len(model.classes) == 1,
+            "about.terms": f"{terms}{', drafts' * (model.drafts is not None)}"
+            f"{', layers of several kinds' * (replica.layout is not None)}",
+        }
+        self._ledger = Ledger(figures, about)
+        self._blocks = {block.name: block for block in BLOCKS.values() if block.has_source}
 
-def _source(block: Block, ledger: Ledger) -> Source:
-    said = ((sentence(text, ledger), basis) for basis, text in block.sources)
-    return next(Source(text, Basis(basis)) for text, basis in said if text is not None)
+    def __getitem__(self, name: str) -> Source:
+        texts = ((sentence(text, self._ledger), basis) for basis, text in self._blocks[name].sources)
+        return next(Source(text, Basis(basis)) for text, basis in texts if text is not None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
 
 
 def notes(figures: Figures, *, tried: bool = False) -> tuple[str, ...]:

@@ -163,6 +163,8 @@ def _drained(model: ServingModel, plan: Plan, settings: Settings, course: _Cours
         found = _watched(run, course, rate)
         if found.drained_s < math.inf or found.grows or horizon_s == most_s or run.stuck:
             return found
+        if requests.arrival_s.size > _MOST_REQUESTS:  # of users as many are drawn as they could send
+            return found
         if found.simulated_s < horizon_s - course.end_s - course.quiet_s:  # the work is used up
             return found
         horizon_s = course.end_s + _LONGER * (horizon_s - course.end_s)

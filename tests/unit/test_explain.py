@@ -33,7 +33,7 @@ from kvplan.model.gaps import Exponential, Lognormal
 from kvplan.model.lengths import Lengths
 from kvplan.model.replica import Offload
 from kvplan.model.sessions import Reuse, Sessions, SharedPrompt
-from kvplan.report.assembly import to_document
+from kvplan.report.assembly import Analyses, to_document
 from kvplan.report.explain import (
     QUANTITIES,
     Explained,
@@ -42,6 +42,7 @@ from kvplan.report.explain import (
     explain,
     find,
     ground,
+    page,
     summarise,
     values_of,
 )
@@ -439,3 +440,13 @@ def test_an_unknown_key_is_refused_with_the_nearest(word: str, says: str) -> Non
     assert says in message
     assert message.isprintable()
     assert len(message) < 450
+
+
+def test_a_page_computes_what_it_names_and_runs_nothing_else() -> None:
+    given = profile("agents-collapse")
+    figures = Analyses(given.model, given.plan)
+    assert page(find("load.work_rate"), figures, given.model, given.plan) == page(
+        find("load.work_rate"), *shipped("agents-collapse")
+    )
+    assert {"load"} <= vars(figures).keys()
+    assert vars(figures).keys().isdisjoint({"operating_point", "headroom", "goodput", "advice", "drain"})

@@ -7,12 +7,12 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 63_550,  # to become 50,000
+    "kvplan": 63_570,  # to become 50,000
     "kvplan/analysis": 7_140,  # to become 6,300
     "kvplan/ingest": 14_210,  # to become 9,300
     "kvplan/simulation": 11_630,  # to become 8,800
     "kvplan/study": 4_110,  # to become 2,800
-    "kvplan/report": 2_720,  # to become 2,000
+    "kvplan/report": 2_740,  # to become 2,000
     "kvplan/show": 4_390,  # to become 2,900
     "kvplan/planning": 3_210,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
@@ -20,11 +20,11 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/sweeps": 1_150,
     "kvplan/compiling": 840,
     "kvplan/reproduction": 700,
-    "kvplan/cli": 1_620,  # to become 1,500
+    "kvplan/cli": 1_630,  # to become 1,500
     "kvplan/api": 510,
     "kvplan/profile": 2_940,  # to become 2,100
     "kvplan/model": 3_380,  # to become 2,600
-    "tests": 44_810,  # to become 38,000
+    "tests": 44_820,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_310,
     "docs": 3_570,
