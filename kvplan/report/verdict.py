@@ -26,7 +26,10 @@ def summary(figures: Figures) -> str:
     words = sentence(SCREENS["verdict"], _ledger(figures, _beyond(figures)))
     assert words is not None
     fleet = figures.whole.fleet
-    return words if fleet is None else f"One of {fleet.size} replicas, prefill and decode together: {words}"
+    if fleet is None:
+        return words
+    which = "The one replica" if fleet.size == 1 else f"One of {fleet.size} replicas"
+    return f"{which}, prefill and decode together: {words}"
 
 
 def _ledger(figures: Figures, about: Iterable[tuple[str, Any]]) -> Ledger:

@@ -15,6 +15,7 @@ from strategies import mix_model, models
 
 from kvplan.model import Plan, ServingModel, Timing
 from kvplan.model.drafts import Drafts
+from kvplan.model.fleet import Fleet
 from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.report.assembly import Analyses, analyze, to_document
 from kvplan.report.keys import json_schema
@@ -191,3 +192,12 @@ def test_nothing_is_promised_of_what_is_not_modelled(beside: str) -> None:
         assert any("nested_wait: " in note for note in found["notes"]) == modelled
         assert (found["sources"]["load"]["kind"] == "theorem") == modelled
         assert any("Nested WAIT" in note for note in found["notes"]) != modelled
+
+
+def test_a_fleet_of_one_is_not_one_of_many() -> None:
+    model = mix_model((5, 10, 0.1), memory=300)
+    begins = {
+        n: Analyses(replace(model, fleet=Fleet(replicas=n)), Plan()).verdict.summary.split(",")[0]
+        for n in (1, 2)
+    }
+    assert begins == {1: "The one replica", 2: "One of 2 replicas"}
