@@ -401,7 +401,18 @@ def changed(base: ServingModel, group: str, name: str) -> tuple[ServingModel, Pl
 
 
 # the last are compared only where no formula tells
-BY_RUNS = ("worst_cycle", "latency", "fleet", "load", "headroom", "verdict", "goodput", "advice", "notes", "actions")
+BY_RUNS = (
+    "worst_cycle",
+    "latency",
+    "fleet",
+    "load",
+    "headroom",
+    "verdict",
+    "goodput",
+    "advice",
+    "notes",
+    "actions",
+)
 COMPARED = sorted(
     {*Report._fields} - {"schema_version", "kvplan_version", "profile", "sources"},
     key=lambda name: (BY_RUNS.index(name) if name in BY_RUNS else -1, name),
