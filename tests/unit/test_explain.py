@@ -12,7 +12,7 @@ import pytest
 from every import check_every, every
 from measured import brief_report
 from rich.cells import cell_len
-from shipped import LOOKED_AT, NAMES, BRIEF, profile, report
+from shipped import BRIEF, LOOKED_AT, NAMES, profile, report
 from tiers import is_night
 
 from kvplan.analysis.cached_equilibrium import with_rates_of_users
