@@ -60,7 +60,7 @@ def object_code(text: str, goes_on: Callable[[], bool] = lambda: True) -> bytes 
 def _object_code(text: str, cpu: str | None = None, features: str = "") -> bytes:
     target = _target(cpu or baseline(), features)
     module = llvm.parse_assembly(text)
-    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=3))
+    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=1))
     builder.getModulePassManager().run(module, builder)
     return target.emit_object(module)  # type: ignore[no-any-return]
 
@@ -71,7 +71,7 @@ def _target(cpu: str, features: str = "") -> Any:
     return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
         cpu=cpu,
         features=features,
-        opt=3,
+        opt=1,  # no run is faster for more, which takes twice as long to compile
         reloc="static",
         codemodel="jitdefault",
         jit=True,

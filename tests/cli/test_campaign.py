@@ -86,6 +86,7 @@ def test_a_request_that_is_lost_breaks_a_law(law: str, tmp_path: Path) -> None:
         assert list(pair.broken(before, after | {f"policies[0].{key}": after[f"policies[0].{key}"] + 1}))
 
 
+@pytest.mark.usefixtures("brief")
 @every("law", [law for law in invariants.LAWS if law not in OF_FLEETS])
 def test_a_figure_that_is_one_percent_off_breaks_a_law(law: str, tmp_path: Path) -> None:
     pair = invariants.LAWS[law](np.random.default_rng(3), TWO_CLASSES)

@@ -185,6 +185,7 @@ def test_the_summary_is_appended(good: Path, bad: Path, tmp_path: Path) -> None:
     assert text == "before\n" + "".join(markdown)
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_difference_is_told_and_is_no_failure(good: Path, bad: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.json"
     run("analyze", good, "--format", "json", "-o", old)

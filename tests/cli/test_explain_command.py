@@ -37,6 +37,7 @@ worst_cycle.loss
 kvplan """
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_key_is_explained_with_the_numbers_of_the_profile(run: Run) -> None:
     code, out, error = run("explain", "worst_cycle.loss", "tool-calls-h100")
     assert (code, out[: len(LOSS)], error) == (0, LOSS, "")

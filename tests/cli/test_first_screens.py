@@ -1,6 +1,6 @@
 """What each command prints without options for more: it fits a screen of 40 lines and 80 columns, and says something.
 
-`plan` has its own test. At night every shipped profile is looked at, on a commit those of `shipped.LOOKED_AT`.
+`plan` has its own test. Profiles are those of `shipped.LOOKED_AT`.
 """
 
 import re
@@ -10,7 +10,7 @@ import pytest
 import shipped
 from command import Done, run
 from rich.cells import cell_len
-from shipped import LOOKED_AT
+from shipped import LOOKED_AT, argument
 from tiers import is_night
 
 from kvplan.profile.reading import shipped_profiles
@@ -78,24 +78,24 @@ def check_screens(
 
 @pytest.mark.usefixtures("reports")
 def test_analyze() -> None:
-    check_screens(*(("analyze", name) for name in LOOKED_AT))
+    check_screens(*(("analyze", argument(name)) for name in LOOKED_AT))
 
 
 def test_check() -> None:
     required = [part for text in REQUIREMENTS for part in ("--require", text)]
-    check_screens(*(("check", name, *ACCEPT, *required) for name in LOOKED_AT), codes=(0, 1))
+    check_screens(*(("check", argument(name), *ACCEPT, *required) for name in LOOKED_AT), codes=(0, 1))
 
 
 def test_the_operating_point() -> None:
-    check_screens(*(("simulate", name) for name in FEW))
+    check_screens(*(("simulate", argument(name)) for name in FEW))
 
 
 def test_policies_side_by_side() -> None:
     many = "greedy,rate-limited,vllm,sglang,mc,mc-sf,sarathi"
     check_screens(
-        *(("simulate", name, "--policy", "vllm", "--requests", "300") for name in FEW),
-        *(("simulate", name, "--policy", "greedy,vllm", "--requests", "300") for name in FEW),
-        *(("simulate", name, "--policy", many, "--requests", "300") for name in FEW),
+        *(("simulate", argument(name), "--policy", "vllm", "--requests", "300") for name in FEW),
+        *(("simulate", argument(name), "--policy", "greedy,vllm", "--requests", "300") for name in FEW),
+        *(("simulate", argument(name), "--policy", many, "--requests", "300") for name in FEW),
         refused=("not modelled beside",),
     )
 
@@ -103,21 +103,21 @@ def test_policies_side_by_side() -> None:
 @pytest.mark.usefixtures("reports")
 def test_explain() -> None:
     keys = ("load.headroom", "verdict", "latency", "prefix_cache", "sources", "notes", "wait.thresholds")
-    check_screens(*(("explain", key, name) for name in LOOKED_AT for key in keys))
+    check_screens(*(("explain", key, argument(name)) for name in LOOKED_AT for key in keys))
 
 
 @pytest.mark.usefixtures("reports")
 def test_diff() -> None:
-    check_screens(*(("diff", name, "llama-3.1-8b-rtx4090") for name in FEW))
+    check_screens(*(("diff", argument(name), "llama-3.1-8b-rtx4090") for name in FEW))
 
 
 def test_mix() -> None:
-    check_screens(*(("mix", name, "--replicas", "2") for name in FEW), refused=NOT_PLACED)
+    check_screens(*(("mix", argument(name), "--replicas", "2") for name in FEW), refused=NOT_PLACED)
 
 
 @pytest.mark.usefixtures("reports")
 def test_emit() -> None:
-    check_screens(*(("emit", name) for name in LOOKED_AT), refused=(NO_ENGINE_COMPUTES_SO,))
+    check_screens(*(("emit", argument(name)) for name in LOOKED_AT), refused=(NO_ENGINE_COMPUTES_SO,))
 
 
 def test_import() -> None:

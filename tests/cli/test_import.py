@@ -198,6 +198,7 @@ def test_a_model_and_a_gpu_give_memory_and_a_timing_with_its_band(run: Run, fold
         assert imported(run, path, "--gpu", "RTX 4090")[0].tables["gpu"] == tables["gpu"]
 
 
+@pytest.mark.usefixtures("brief")
 def test_every_command_refuses_what_it_lacks_a_part_of(run: Run, folder: Path) -> None:
     part = folder / "part.toml"
     parts = {"serve.log": "[gpu]", "iterations.csv": "[timing]", "trace.csv": "[[classes]]"}

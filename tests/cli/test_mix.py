@@ -53,6 +53,7 @@ def tiers(tmp_path: Path) -> str:
 
 
 @every(("cv", "replicas"), [(1.0, 1), (1.0, 2), (1.0, 3), (2.0, 1)])  # of clumps, one of several sees others
+@pytest.mark.usefixtures("brief")
 def test_a_mixed_replica_has_the_figures_of_analyze(
     run: Run, tmp_path: Path, cv: float, replicas: int
 ) -> None:

@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import ENVIRONMENT
 
 from kvplan import compiling
+from kvplan.compiling import native
+from kvplan.ingest.trace import prefixes
 
 CODE = """
 import numpy as np
@@ -40,6 +44,31 @@ def process(folder: Path, prepare: Callable[[], None] | None = None) -> subproce
     )
 
 
+Use = Callable[[Path], tuple[list[int], list[str]]]
+object_code = cache(native.object_code)  # LLVM makes the same of the same
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Use]:
+    """Do in this process what CODE does in one of its own: what is found with code kept in a folder, and the notes."""
+    monkeypatch.setattr(prefixes, "_COMPILE_FROM", 0)
+    monkeypatch.setattr(native, "object_code", object_code)
+    known = (compiling.folder, compiling._say, prefixes._compiled)
+
+    def used(folder: Path) -> tuple[list[int], list[str]]:
+        monkeypatch.setenv("KVPLAN_CACHE_DIR", str(folder))
+        for each in known:
+            each.cache_clear()
+        caplog.clear()
+        ones = np.array([1, 0, 1])
+        given = (np.array([1, 2, 1, 2]), np.array([0, 2, 3, 4]), ones, np.array([4, 10, 0]), 16)
+        return prefixes.stack_distances(*given).tolist(), caplog.messages
+
+    yield used
+    for each in known:
+        each.cache_clear()
+
+
 def kept(folder: Path) -> Path:
     [file] = (path for path in folder.rglob("*") if path.is_file())
     return file
@@ -63,16 +92,17 @@ def test_nobody_is_waited_for_to_write_code_into_a_pipe(tmp_path: Path) -> None:
     assert compiling.load(str(pipe)) == b"code"
 
 
-def test_code_that_others_could_have_written_is_not_run(tmp_path: Path) -> None:
-    process(tmp_path)
+def test_code_that_others_could_have_written_is_not_run(use: Use, tmp_path: Path) -> None:
+    use(tmp_path)
     file = kept(tmp_path)
     file.write_bytes(b"harmful")
     file.parent.chmod(0o777)
-    assert "later runs compile again: others could write to it" in process(tmp_path).stderr
+    [note] = use(tmp_path)[1]
+    assert "later runs compile again: others could write to it" in note
     assert file.read_bytes() == b"harmful"
 
 
-def test_a_folder_around_it_that_others_could_write_to_is_as_bad(tmp_path: Path) -> None:
+def test_a_folder_around_it_that_others_could_write_to_is_as_bad(use: Use, tmp_path: Path) -> None:
     """They could put another one in its place; not where nobody moves what is another's, as in /tmp."""
     around = tmp_path / "around"
     around.mkdir()
@@ -83,15 +113,17 @@ def test_a_folder_around_it_that_others_could_write_to_is_as_bad(tmp_path: Path)
         (0o755, ""),
     ):
         around.chmod(mode)
-        assert said in process(around / "loops").stderr
-        assert bool(said) == bool(process(around / "loops").stderr)
+        for _ in range(2):  # what is not kept is not there the next time
+            notes = use(around / "loops")[1]
+            assert [said in note for note in notes] == [True] * bool(said)
 
 
-def test_a_file_that_others_could_write_to_is_not_run(tmp_path: Path) -> None:
-    process(tmp_path)
+def test_a_file_that_others_could_write_to_is_not_run(use: Use, tmp_path: Path) -> None:
+    use(tmp_path)
     file = kept(tmp_path)
     file.chmod(0o666)
-    assert f"others could write to {file.name!r}" in process(tmp_path).stderr
+    [note] = use(tmp_path)[1]
+    assert f"others could write to {file.name!r}" in note
 
 
 def test_junk_with_a_right_digest_is_compiled_anew(tmp_path: Path) -> None:
@@ -99,12 +131,14 @@ def test_junk_with_a_right_digest_is_compiled_anew(tmp_path: Path) -> None:
     first = process(tmp_path)
     file = kept(tmp_path)
     whole = file.read_bytes()[32:]
+    assert native.is_object(whole)
     for junk in (b"", b"junk" * 500, whole[:300], whole[:64] + b"junk" * 500):
-        file.write_bytes(hashlib.sha256(junk).digest() + junk)
-        done = process(tmp_path)
-        assert done.stdout == first.stdout
-        assert done.stderr == f"note: compiled code in {str(file.parent)!r} was damaged, compiling again\n"
-        assert file.read_bytes()[32:] == whole
+        assert not native.is_object(junk)
+    file.write_bytes(hashlib.sha256(junk).digest() + junk)
+    done = process(tmp_path)
+    assert done.stdout == first.stdout
+    assert done.stderr == f"note: compiled code in {str(file.parent)!r} was damaged, compiling again\n"
+    assert file.read_bytes()[32:] == whole
 
 
 def test_processes_that_write_at_once_leave_one_whole_file(tmp_path: Path) -> None:
@@ -157,23 +191,24 @@ def test_an_interrupt_while_compiling_ends_the_command_within_half_a_second(tmp_
     assert took < 2, "half a second on a machine that does nothing else"
 
 
-def test_damaged_code_is_compiled_again_and_renewed_with_one_note(tmp_path: Path) -> None:
-    first = process(tmp_path)
-    assert first.stderr == ""
+def test_damaged_code_is_compiled_again_and_renewed_with_one_note(use: Use, tmp_path: Path) -> None:
+    found, notes = use(tmp_path)
+    assert notes == []
     file = kept(tmp_path)
     whole = file.read_bytes()
     file.write_bytes(whole[:-1000] + bytes([whole[-1000] ^ 1]) + whole[-999:])
-    done = process(tmp_path)
-    assert done.stdout == first.stdout
-    assert done.stderr == f"note: compiled code in {str(file.parent)!r} was damaged, compiling again\n"
+    assert compiling.load(str(file)) is None  # else it would be run
+    assert use(tmp_path) == (
+        found,
+        [f"note: compiled code in {str(file.parent)!r} was damaged, compiling again"],
+    )
     renewed = file.read_bytes()
     assert renewed[:32] == hashlib.sha256(renewed[32:]).digest()
     for damaged in (b"", whole[:16], whole[: len(whole) // 2]):
         file.write_bytes(damaged)
         assert compiling.load(str(file)) is None
     file.write_bytes(renewed)
-    later = process(tmp_path)
-    assert (later.stdout, later.stderr) == (first.stdout, "")
+    assert use(tmp_path) == (found, [])
 
 
 def test_a_folder_of_caches_that_is_relative_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from kvplan.show.report import build
 from kvplan.show.view import json_text
 
 FOLDER = Path(__file__).parent
-KEPT = ("agents-collapse", "eagle-3-h100", "gemma-3-27b-h100", "prefill-decode")
+KEPT = ("agents-brief", "eagle-3-h100", "gemma-3-27b-h100", "split-brief")
 NEVER_SHIPPED = {"cost"}  # blocks that an option fills
 
 

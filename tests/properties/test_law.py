@@ -400,10 +400,22 @@ def changed(base: ServingModel, group: str, name: str) -> tuple[ServingModel, Pl
     return replace(base, **{group: replace(getattr(base, group), **{name: value})}), plan
 
 
-BY_RUNS = ("verdict", "worst_cycle", "latency", "goodput", "fleet", "advice", "notes", "actions")
+# the last are compared only where no formula tells
+BY_RUNS = (
+    "worst_cycle",
+    "latency",
+    "fleet",
+    "load",
+    "headroom",
+    "verdict",
+    "goodput",
+    "advice",
+    "notes",
+    "actions",
+)
 COMPARED = sorted(
     {*Report._fields} - {"schema_version", "kvplan_version", "profile", "sources"},
-    key=lambda name: (name in BY_RUNS, name),
+    key=lambda name: (BY_RUNS.index(name) if name in BY_RUNS else -1, name),
 )
 
 

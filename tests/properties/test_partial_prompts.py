@@ -78,8 +78,8 @@ def test_wait_fills_memory_and_time_with_parts() -> None:
     assert class_means(model).iterations.tolist() == [5]
 
 
-def usage_of(model: ServingModel, iterations: int, seed: int) -> FloatArray:
-    """KV usage, page by page, of prompts that are all computed side by side in a memory without end."""
+def usage_of(model: ServingModel, iterations: int, seed: int, paths: int = 20) -> FloatArray:
+    """KV usage, page by page, of prompts that are all computed side by side in a memory without end, on paths."""
     timing, random, page = model.timing, np.random.default_rng(seed), model.replica.block_tokens
     (one,) = model.classes
     budget = model.replica.max_num_batched_tokens
@@ -90,12 +90,12 @@ def usage_of(model: ServingModel, iterations: int, seed: int) -> FloatArray:
     computed = np.zeros(tokens.size)
     computed[: len(parts)] = budget
     computed[len(parts)] = one.input_tokens - budget * len(parts)
-    at = np.zeros(tokens.size)  # requests in each iteration of their stay
-    usage, tau = np.zeros(iterations), timing.d0
+    at = np.zeros((paths, tokens.size))  # requests in each iteration of their stay
+    usage, tau = np.zeros((iterations, paths)), np.full(paths, timing.d0)
     for t in range(iterations):
-        at = np.append(random.poisson(model.total_rate_rps * tau), at[:-1])
+        at = np.column_stack([random.poisson(model.total_rate_rps * tau), at[:, :-1]])
         usage[t] = at @ held
-        tau = timing.d0 + timing.d1 * (at @ tokens) + timing.d2 * (at @ computed) + timing.d3 * at.sum()
+        tau = timing.d0 + timing.d1 * (at @ tokens) + timing.d2 * (at @ computed) + timing.d3 * at.sum(axis=1)
     return usage[iterations // 10 :]
 
 
@@ -103,7 +103,7 @@ def usage_of(model: ServingModel, iterations: int, seed: int) -> FloatArray:
 def test_usage_is_that_of_requests_followed_one_by_one(timing: Timing) -> None:
     model = ServingModel((one_class(20_000, 50, 0.8),), timing, replica_of())
     found, scale = safety_buffer(model, delta=0.01, horizon_s=600.0), usage_scale(model)
-    usage = usage_of(model, 200_000, seed=3)
+    usage = usage_of(model, 10_000, seed=3)
     assert usage.mean() == pytest.approx(scale.mean, rel=0.03)
     assert usage.std() == pytest.approx(found.kv_std_tokens, rel=0.05)
     for deviations in (1.0, 2.0):

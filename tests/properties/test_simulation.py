@@ -48,8 +48,7 @@ def test_sglang_looks_no_further_ahead_than_4096_tokens(
     agree("sglang", case, run("sglang", case))
 
 
-@every("gap_s", [0.0, 2.0])
-@every("batched", [None, 7])
+@every("batched, gap_s", [(None, 2.0), (7, 0.0)])
 @every("conservativeness", [0.0, 0.3])
 def test_sglang_retracts_who_is_least_far(conservativeness: float, batched: int | None, gap_s: float) -> None:
     """Those who come at once are equally far, and mostly equally long, so that the order of admission decides.

