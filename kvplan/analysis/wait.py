@@ -68,6 +68,11 @@ class Overload(NamedTuple):
     simulated_rps_ci95: tuple[float, float] | None = None
     simulated_shares: tuple[float, ...] | None = None  # of the classes in that
 
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Whole thresholds, rounded down, at least 1: what policies take."""
+        return tuple(max(1, math.floor(n * GUARD)) for n in self.thresholds or ())
+
 
 class Beats(NamedTuple):
     """Whether thresholds by predicted length beat nested ones, by runs; None where no predictions are asked about."""

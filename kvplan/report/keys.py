@@ -255,6 +255,17 @@ def _few(values: Sequence[float], most: int = 8) -> str:
     return f"{', '.join(map(format_number, values[:most]))}{more}"
 
 
+def _admissions(each: float) -> str:
+    """Write admissions of an iteration, or in how many iterations there is one.
+
+    >>> _admissions(35.765), _admissions(0.1583)
+    ('35.77 an iteration', '1 in 6.317 iterations')
+    """
+    return (
+        f"{format_number(each)} an iteration" if each >= 1 else f"1 in {format_number(1 / each)} iterations"
+    )
+
+
 FORMATS: Mapping[str, Format] = {
     "percent": format_percent,
     "change": lambda value: format_percent(value, signed=True),
@@ -262,6 +273,8 @@ FORMATS: Mapping[str, Format] = {
     "number": format_number,
     "numbers": lambda ends: " to ".join(map(format_number, ends)),
     "few": _few,
+    "admissions": _admissions,
+    "longest": lambda times: format_seconds(max(times)),
     "shares": lambda values: ", ".join(map(format_percent, values)),
     "probability": probability,
     "short": lambda value: format_number(value, 3),

@@ -102,7 +102,7 @@ def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoin
     tried = [] if limits is None else [limits]
     if _may_gain(alone, base):
         tried += _tried(alone, settings, base, but_seats=limits is not None)
-        if limits is None and (base.rate_rps or 0.0) < alone.total_rate_rps < sustainable_rate(alone)[1]:
+        if limits is None and (base.rate_rps or 0.0) < alone.total_rate_rps:
             tried = _in_order([*_held_back(alone, settings)], tried, engine=POLICIES[settings.policy].engine)
     return tuple(filter(None, (_advice(model, plan, settings, gained, point) for gained in tried)))
 
@@ -154,10 +154,14 @@ def _in_order(held_back: list[Gained], tried: list[Gained], *, engine: bool) -> 
 def _held_back(alone: ServingModel, settings: Settings) -> Iterator[Gained]:
     """Yield ways to hold requests back before they are admitted, at which a backlog drains; none that serves less.
 
-    Of the papers' ways that of WAIT comes first in its convention, the cap in that of SIC.
+    Of the papers' ways that of WAIT comes first in its convention, the cap in that of SIC. These are for any load: at
+    what memory sustains, or beyond, one is yielded if it serves more.
     """
+    engine = POLICIES[settings.policy].engine
+    if engine and alone.total_rate_rps >= sustainable_rate(alone)[1]:
+        return
     weights = weights_of(alone, Backlog(alone, Plan(), uncached(settings), [*_SEED]).means())
-    if POLICIES[settings.policy].engine:
+    if engine:
         yield from _at_gateway(alone, settings, weights)
         return
     ways = (_caps(alone), _thresholds(alone), _budgets(alone))
@@ -166,27 +170,24 @@ def _held_back(alone: ServingModel, settings: Settings) -> Iterator[Gained]:
             continue
         without, variant = (alone, settings), _with(alone, settings, chosen)
         gain, served = _gain(without, variant, weights)
-        if gain.value >= 0 and sustains(*variant):
+        drains = gain.value >= 0 and sustains(*variant)
+        if drains or gain.value > max(_GAIN, _SURE * gain.standard_error):
             passed_on = (Setting(GATEWAY, float(f"{served.value:.4g}")),) if chosen[0].name == CAP else ()
-            yield Gained((*chosen, *passed_on), gain.value, sustains=True)
+            yield Gained((*chosen, *passed_on), gain.value, sustains=drains)
 
 
 def _caps(alone: ServingModel) -> list[tuple[Setting, ...]]:
-    """Return caps from all that memory allows down to little more than what comes in an iteration."""
-    most, coming = (
-        saturation(alone).admissions_per_iteration,
-        alone.total_rate_rps * (iteration_time(alone) or 0.0),
-    )
-    return [(Setting(CAP, float(f"{coming + part * (most - coming):.4g}")),) for part in _CAPS]
+    """Return caps from all that memory allows down to little more than what comes in an iteration, if that is less."""
+    most = saturation(alone).admissions_per_iteration
+    coming = min(alone.total_rate_rps * (iteration_time(alone) or math.inf), most)
+    caps = dict.fromkeys(float(f"{coming + part * (most - coming):.4g}") for part in _CAPS)
+    return [(Setting(CAP, cap),) for cap in caps]
 
 
 def _thresholds(alone: ServingModel) -> list[tuple[Setting, ...]]:
     found = wait(alone)
-    return [
-        tuple(Setting(THRESHOLDS, n) for n in each)
-        for each in (found.max_thresholds, found.thresholds)
-        if each
-    ]
+    some = [n for n in (found.max_thresholds, found.thresholds) if n and found.fits] or [found.overload.whole]
+    return [tuple(Setting(THRESHOLDS, n) for n in each) for each in some]
 
 
 def _budgets(alone: ServingModel) -> list[tuple[Setting, ...]]:
@@ -198,11 +199,11 @@ def _without_evictions(
     alone: ServingModel, settings: Settings, way: list[tuple[Setting, ...]], weights: Means
 ) -> tuple[Setting, ...] | None:
     """Return the first that serves what is offered from a flood and evicts hardly anybody, else that serves most."""
-    best, most = None, alone.total_rate_rps
+    best, most = None, 0.0
     for chosen in way:
         flood = _Flood(_with(alone, settings, chosen), _SEED, _SEARCH)
         served = flood.rate(_SHORT, weights).value
-        if served >= most:
+        if served > most:
             best, most = chosen, served
         end = flood.run.mark()
         if served >= alone.total_rate_rps and end.evicted <= _FEW * end.completed:

@@ -560,7 +560,7 @@ def tried(overload: Overload, model: ServingModel, plan: Plan) -> Overload:
     """
     if overload.thresholds is None:
         return overload
-    settings = Settings("wait", {"thresholds": tuple(max(1.0, float(int(n))) for n in overload.thresholds)})
+    settings = Settings("wait", {"thresholds": tuple(map(float, overload.whole))})
     model, before, settled = as_run(model), math.inf, False
     length_s = max(4 * warm_up_s(model), _FEW_REQUESTS / model.total_rate_rps)
     if counted_work_s(model, model.total_rate_rps, length_s) > BUDGET_S:

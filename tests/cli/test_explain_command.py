@@ -32,7 +32,7 @@ worst_cycle.loss
   Value    0.2875
   Inputs   x = 1.81667 requests: worst_cycle.throughput_per_iteration
            n* = 2.54971 requests: saturation.admissions_per_iteration
-  Source   SIC 3: (d − 1)/(2(s + d)) for one length (computed)
+  Source   SIC 3.2, Lemma 1: (d − 1)/(2(s + d)) for one length (computed)
 
 kvplan """
 

@@ -84,11 +84,13 @@ def test_as_many_are_right_as_the_accuracy_says_and_others_are_taken_for_the_res
 def test_whatever_is_predicted_requests_turn_out_as_they_are(
     name: str, accuracy: float, memory: int, seed: int
 ) -> None:
+    """Of WAIT, in memory of two long requests, those who pause can keep the rest from ever ending: that is told."""
     given = model(accuracy, memory, (60, 30))
     found = outcome(name, given, seed, horizon_s=None)
-    assert found.ending is Ending.FINISHED
+    stuck = name == "wait" and memory < 1000 and found.ending is Ending.LIVELOCK
+    assert stuck or found.ending is Ending.FINISHED
     assert found.kv_peak <= memory
-    assert np.isfinite(found.finish_s).all()
+    assert stuck or np.isfinite(found.finish_s).all()
 
 
 @every(("name", "left"), [("wait", 0.8), ("mc-sf", 0.8), ("flow", 0.8), ("mc", 0.95)])

@@ -207,6 +207,22 @@ def test_the_papers_remedy_comes_first_in_their_examples(
     assert waiting > 60 * rate
 
 
+@every(("rate", "most"), [(4.0, 4.0), (5.0, 4.0)])
+def test_wait_is_first_as_printed_where_its_example_offers_all_that_memory_sustains(
+    rate: float, most: float
+) -> None:
+    """WAIT Example 2 has 4 of each stage in 12 tokens and 4 requests/s: at that rate, and beyond, no backlog drains.
+
+    Groups of 4 serve a third more than greedy admission, which has 6, then 6 and none of the next.
+    """
+    best, *others = advised(papers_example(1, 1, 12, rate, Prefill.INLINE))
+    assert best.settings == (Setting(THRESHOLDS, most),)
+    assert best.gain_backlogged == pytest.approx(1 / 3, abs=0.01)
+    assert not best.sustains_offered
+    assert all(one.gain_backlogged > 0 for one in others)
+    assert [s.value for one in others for s in one.settings if s.name == CAP] == [most]
+
+
 def test_a_gateway_is_capped_at_what_an_engine_serves_for_an_hour() -> None:
     """Above what the engine is sure to recover from, below what memory sustains; a second engine agrees."""
     model = alike(1.17)

@@ -156,6 +156,13 @@ def test_the_first_screen_says_what_matters(name: str) -> None:
     }
 
 
+BEATS = "beats Nested WAIT"
+FITS, SMALL = (
+    {"fits": True, "thresholds": [6, 2], "kv_tokens": 900.0},
+    "start 6, 2 of a class at a time: 900 tokens",
+)
+
+
 @pytest.mark.parametrize(("fleet", "whose"), [(None, ""), ({"replicas": 2}, " a replica")])
 def test_cost_says_of_what_and_energy_its_unit(fleet: dict[str, int] | None, whose: str) -> None:
     now = {"per_million_output_tokens": 2.5, "joules_per_output_token": 1.25}
@@ -163,6 +170,46 @@ def test_cost_says_of_what_and_energy_its_unit(fleet: dict[str, int] | None, who
     assert sentence(SCREENS["rows"]["Cost"], Ledger({"cost": cost, "fleet": fleet})) == (
         f"6/h{whose}, 2.5/M output tokens now, 2/M output tokens at capacity, at most 1.25 J an output token now"
     )
+
+
+@pytest.mark.parametrize(
+    ("row", "figures", "says"),
+    [
+        (
+            "Rate cap",
+            {"rate_cap": {"per_iteration": 0.25, "per_second": 2.5}},
+            "admit at most 1 in 4 iterations, 2.5 requests/s",
+        ),
+        (
+            "Rate cap",
+            {"rate_cap": {"per_iteration": 25.0, "per_second": 5.0}},
+            "admit at most 25 an iteration, 5 requests/s",
+        ),
+        (
+            "WAIT",
+            {"wait": {**FITS, "classes": [{"latency_s": 1.5}, {"latency_s": 3.0}]}},
+            f"{SMALL}, mean latency at most 3 s",
+        ),
+        ("WAIT", {"wait": {**FITS, "classes": [{"latency_s": None}] * 2}}, SMALL),
+        (
+            "Predictions",
+            {"wait": {"beats_nested": {"at_best": True, "from_accuracy": 0.0}}},
+            f"WAIT by any predictions, all wrong or not, {BEATS}",
+        ),
+        (
+            "Predictions",
+            {"wait": {"beats_nested": {"at_best": True, "from_accuracy": 0.85}}},
+            f"85% right, or more: WAIT by predicted length {BEATS}",
+        ),
+        (
+            "Predictions",
+            {"wait": {"beats_nested": {"at_best": False, "from_accuracy": None}}},
+            f"WAIT by right predictions {BEATS}: no",
+        ),
+    ],
+)
+def test_what_the_papers_compute_says_what_to_do(row: str, figures: dict[str, Any], says: str) -> None:
+    assert sentence(SCREENS["rows"][row], Ledger({"prefix_cache": None, **figures})) == says
 
 
 def test_the_first_screen_names_what_to_change() -> None:

@@ -1,5 +1,6 @@
 """What WAIT serves where whole thresholds do not fit: short runs say what much longer ones do."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from strategies import mix_model
 from tiers import at_night, is_night
 
-from kvplan.analysis.wait import wait
+from kvplan.analysis.wait import Overload, wait
 from kvplan.model import Plan, ServingModel, Timing
 from kvplan.simulation.backlog import OpenRun
 from kvplan.simulation.experiments.load import Load, generate
@@ -69,3 +70,8 @@ def test_short_runs_say_what_long_ones_do(name: str, monkeypatch: pytest.MonkeyP
     assert np.sum(found.simulated_shares) == pytest.approx(1)
     served = found.simulated_rps * np.array(found.simulated_shares)
     assert (served <= 1.05 * np.array(model.class_rates_rps)).all()  # no class more than is offered
+
+
+def test_thresholds_that_are_whole_but_for_rounding_stay_as_they_are() -> None:
+    assert Overload(thresholds=(math.nextafter(4.0, 0.0), 0.02, 2.7)).whole == (4, 1, 2)
+    assert Overload().whole == ()

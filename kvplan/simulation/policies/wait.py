@@ -101,8 +101,7 @@ def _keeping_up(model: ServingModel) -> FloatArray:
     found = thresholds.smallest_thresholds(means)
     if found is not None and found[0] @ means.held <= memory_tokens:
         return found[0]
-    largest = thresholds.largest_held(means, memory_tokens).thresholds
-    return np.asarray(np.maximum(np.floor(np.array(largest)), 1))
+    return np.array(thresholds.largest_held(means, memory_tokens).whole, dtype=np.float64)
 
 
 def _thresholds(scenario: Scenario, settings: Settings) -> tuple[int, ...]:
