@@ -130,10 +130,11 @@ def _splitwise(row: Record, collector: Collector) -> None:
 def _times(text: str) -> Names:
     """Name a time and its mean, with the unit at the end."""
     return {
-        f"{mean}{name}{unit}": seconds
+        f"{words}{unit}": seconds
         for name in text.split()
         for unit, seconds in {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}.items()
         for mean in ("", "mean", "avg", "average")
+        for words in (f"{mean}{name}", f"{name}{mean}")
     }
 
 
@@ -149,7 +150,7 @@ _OUTPUT_RATE = names(  # tokens per second of all requests together
     "outputthroughputtokenss outputtokenspersecond outputtokenthroughputtokenssec"
 )
 _CONCURRENCY = names(
-    "concurrency maxconcurrency concurrentrequests numconcurrentrequests users concurrentusers"
+    "concurrency maxconcurrency concurrentrequests numconcurrentrequests users concurrentusers concur conc"
 )
 INPUT = names(
     "input inputtokens inputlen inputlength isl randominputlen inputsequencelength inputsequencelengthtokens"
@@ -157,7 +158,7 @@ INPUT = names(
 OUTPUT = names(
     "output outputtokens outputlen outputlength osl randomoutputlen outputsequencelength outputsequencelengthtokens"
 )
-_REQUESTS = names("requests numrequests numprompts completed")
+_REQUESTS = names("requests numrequests numprompts completed nreq n")
 _RATE = names("requestedrps requestedrate requestrate requestratereqs requestraterps rate rps qps")
 _SENT = names("achievedrps achievedrate")
 _DONE = {**names("donerps completedrps"), **THROUGHPUT}
