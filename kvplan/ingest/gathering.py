@@ -157,6 +157,8 @@ class _Gathering:
     notes: list[str]  # on what gave no table
 
     def gathered(self) -> Gathered:
+        if (self.asked.repeated or self.asked.cached_share) and not self._runs:
+            raise UsageError("--repeated and --cached-share go with results of load generators")
         found = self._model(), self.replica, self.timing, self._drafts(), self._engine()
         parts = [part for part in found if part]
         for log in () if self.limits or self.timing else self._of(FileKind.LOG):

@@ -9,7 +9,6 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError

@@ -93,6 +93,12 @@ IMPORTED: dict[str, tuple[str | bytes, tuple[str, ...], Check]] = {
         rows("id,created,prompt_tokens,completion_tokens", *((7, HOUR + 10 * n, 700, 40) for n in range(20))),
         (), of_traffic(0.1, 700),
     ),
+    "3, hostile: every other request is another deployment's, four times as slow": (
+        rows("arrival_time,input_tokens,output_tokens,first_token_time,last_token_time",
+             *((n, 100, 101, n + 0.01 * s, n + 1.01 * s) for n in range(0, 400, 5) for s in (1 + 3 * (n % 2),))),
+        ("--model", "Llama-3.1-8B", "--gpu", "H100 SXM"),
+        lambda profile, said: "50% took longer than the law says, 4 times in the median" in " ".join(said.split()),
+    ),
     "5, a start in two phases": (
         TRTLLM.format(32, 100_000, 64, 200_000), (), of_gpu(memory_tokens=200_000, block_tokens=64),
     ),
@@ -126,6 +132,10 @@ REFUSED: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
         rows("hour,requests,avg_prompt_tokens,avg_completion_tokens",
              *((HOUR + 3600 * at, n, 800, 60) for at, n in enumerate((120, 60, 180)))),
         (), "avg_prompt_tokens, avg_completion_tokens: a mean of requests",
+    ),
+    "6, a panel under names of its own": (
+        rows("Time,Running,Usage,Prompt tok/s,Gen tok/s", ("2026-11-27 00:00:00", 38, "88%", 12_400, 843)),
+        (), "nearest is a series of averages: its columns are time, prompt_throughput and gen_throughput",
     ),
     "3, hostile: two engines in one table": (
         rows("backend,concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms",
@@ -190,6 +200,15 @@ def test_times_that_contradict_what_was_served_are_taken_from_what_requests_took
     found = loads(tmp_path / "file", rows(header, *cells))
     assert [point.tpot_s for point in found.points] == pytest.approx(list(real.values()), rel=0.01)
     assert any("TPOT is taken from E2E" in note for note in found.notes)
+
+
+def test_a_file_that_is_given_twice_is_measured_once(tmp_path: Path) -> None:
+    table = rows("concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms", (8, 1000, 101, 100, 5))
+    paths = [tmp_path / name for name in ("c8.csv", "copy.csv")]
+    for path in paths:
+        path.write_text(table)
+    ((found,),) = read_groups([*paths, paths[0]])
+    assert isinstance(found, Sweep) and len(found.points) == 1
 
 
 @pytest.mark.parametrize(
