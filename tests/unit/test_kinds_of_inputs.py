@@ -133,6 +133,19 @@ REFUSED: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
              *((HOUR + 3600 * at, n, 800, 60) for at, n in enumerate((120, 60, 180)))),
         (), "avg_prompt_tokens, avg_completion_tokens: a mean of requests",
     ),
+    "6, a shell of Kubernetes, as vLLM's own page has it": (
+        'args: ["vllm serve org/m --trust-remote-code --max_num_batched_tokens 1024"]\n', (),
+        "kvplan import --model org/m --gpu GPU --max-num-batched-tokens 1024",
+    ),
+    "6, hostile: a compose file of variables, with defaults and without": (
+        "image: lmsysorg/sglang\nmodel:\n  modelFormat:\ncommand: >\n  --model-path ${MODEL}\n  --tp ${TP:-2}\n"
+        + "tp \n" * 9_000, (),
+        "kvplan import --model MODEL --gpu GPU --tp 2 --engine sglang",
+    ),
+    "6, a list of arguments, one a line, and a model's name in Helm's values": (
+        'modelURL: "org/m"\nimage: vllm/vllm-openai\nargs:\n- --tensor-parallel-size\n- "2"\nmaxModelLen: 4096\n', (),
+        "kvplan import --model org/m --gpu GPU --tp 2 --max-model-len 4096",
+    ),
     "6, a panel under names of its own": (
         rows("Time,Running,Usage,Prompt tok/s,Gen tok/s", ("2026-11-27 00:00:00", 38, "88%", 12_400, 843)),
         (), "nearest is a series of averages: its columns are time, prompt_throughput and gen_throughput",
@@ -208,7 +221,8 @@ def test_a_file_that_is_given_twice_is_measured_once(tmp_path: Path) -> None:
     for path in paths:
         path.write_text(table)
     ((found,),) = read_groups([*paths, paths[0]])
-    assert isinstance(found, Sweep) and len(found.points) == 1
+    assert isinstance(found, Sweep)
+    assert len(found.points) == 1
 
 
 @pytest.mark.parametrize(

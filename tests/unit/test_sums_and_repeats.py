@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,7 @@ def test_a_client_without_pauses_can_say_that_rows_are_requests(path: Path) -> N
     ends = [0.0, 1.25, 4.5, 6.0, 9.75]
     rows = [
         {"start": HOUR + a, "end": HOUR + b, "input_tokens": 100, "output_tokens": 7}
-        for a, b in zip(ends, ends[1:], strict=False)
+        for a, b in pairwise(ends)
     ]
     path.write_text(table(rows))
     with pytest.raises(UsageError, match="requests has their number, 1 where each is a request"):

@@ -136,8 +136,8 @@ def _several(fit: TimingFit) -> Iterator[str]:
     if fit.envelope and fit.trimmed_share >= _MANY:
         slower = float(np.median((fit.equations.seconds / fit.fitted_s)[~fit.kept]))
         yield (
-            f"{format_percent(fit.trimmed_share)} took longer than the law says, {slower:.2g} times in the median: are they "
-            "of several replicas or deployments? Then give a file of each"
+            f"{format_percent(fit.trimmed_share)} took longer than the law says, {slower:.2g} times in the median: are "
+            "they of several replicas or deployments? Then give a file of each"
         )
 
 

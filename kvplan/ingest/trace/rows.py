@@ -255,8 +255,9 @@ class TraceFile:
             )
         in_days = _DAYS[0] <= start_s and start_s + span_s <= _DAYS[1]
         if (key := self._reading.plain_time) and in_days and served > _FASTEST_RPS * span_s > 0:
+            rate = format_rate(served / span_s)
             raise UsageError(
-                f"{self.path}: {key}: days as spreadsheets count them? In seconds they are {format_rate(served / span_s)}; "
+                f"{self.path}: {key}: days as spreadsheets count them? In seconds they are {rate}; "
                 "save them as dates, 2026-11-03 09:00:01, or say --unit s"
             )
         if (key := self._reading.open_time) and span_s > 0:

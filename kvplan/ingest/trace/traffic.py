@@ -128,8 +128,8 @@ def _of_sums(trace: TraceFile, rows: Rows) -> Description:
     place = (rows.time_s - starts[0]) / (width or 1.0)
     if not width or np.abs(place - np.rint(place)).max() > _OFF_GRID:
         raise UsageError(
-            f"{trace.path}: rows count several requests ({trace.counted_by}), but are no sums over steps of time that are "
-            "all as long; rename that column where it means something else"
+            f"{trace.path}: rows count several requests ({trace.counted_by}), but are no sums over steps of time that "
+            "are all as long; rename that column where it means something else"
         )
     requests = np.bincount(np.rint(place).astype(np.int64), rows.requests)
     total = float(requests.sum())
