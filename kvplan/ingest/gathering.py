@@ -359,6 +359,16 @@ class _Gathering:
         if limits is not None:
             refuse_other_options(limits, asked)
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
+            if (
+                limits.block_tokens is None
+                and limits.layout is None
+                and limits.memory_tokens % vllm.BLOCK_TOKENS
+            ):
+                blocks = {}
+                self.notes.append(
+                    f"{limits.source}: {limits.memory_tokens:,} tokens are no whole number of blocks of "
+                    f"{vllm.BLOCK_TOKENS}: of layers of several kinds? Then --model and --gpu tell what requests take"
+                )
             found.append(log_part(limits, self.kept, blocks | own))
         if metrics is not None and metrics.memory_tokens is not None:
             found.append(metrics_parts(metrics)["gpu"])

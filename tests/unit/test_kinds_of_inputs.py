@@ -4,6 +4,7 @@ What is right is worked out here from how the file was made.
 """
 
 import json
+import re
 import struct
 import tomllib
 from collections.abc import Callable
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 from command import run
 
+from kvplan.ingest.timing.fit import Prior, fit_measured
 from kvplan.ingest.timing.reading import read_groups
 from kvplan.ingest.timing.samples import Sweep
+from kvplan.ingest.timing.text import timing_part
+from kvplan.model import Timing
 
 HOUR = 1_764_201_600
 Check = Callable[[dict[str, Any], str], bool]
@@ -93,11 +97,11 @@ IMPORTED: dict[str, tuple[str | bytes, tuple[str, ...], Check]] = {
         rows("id,created,prompt_tokens,completion_tokens", *((7, HOUR + 10 * n, 700, 40) for n in range(20))),
         (), of_traffic(0.1, 700),
     ),
-    "3, hostile: every other request is another deployment's, four times as slow": (
-        rows("arrival_time,input_tokens,output_tokens,first_token_time,last_token_time",
-             *((n, 100, 101, n + 0.01 * s, n + 1.01 * s) for n in range(0, 400, 5) for s in (1 + 3 * (n % 2),))),
-        ("--model", "Llama-3.1-8B", "--gpu", "H100 SXM"),
-        lambda profile, said: "50% took longer than the law says, 4 times in the median" in " ".join(said.split()),
+    "5, hostile: tokens that are no whole blocks, as of layers of several kinds": (
+        "INFO 07-25 13:42:38 [kv_cache_utils.py:2146] GPU KV cache size: 1,823,372 tokens\n", (),
+        lambda profile, said: "block_tokens" not in profile["gpu"] and "no whole number of blocks of 16" in " ".join(
+            said.split()
+        ),
     ),
     "5, a start in two phases": (
         TRTLLM.format(32, 100_000, 64, 200_000), (), of_gpu(memory_tokens=200_000, block_tokens=64),
@@ -112,6 +116,10 @@ IMPORTED: dict[str, tuple[str | bytes, tuple[str, ...], Check]] = {
     "7, a name in another form on two GPUs": (
         "", ("--model", "Qwen2.5-Coder-32B-Instruct", "--gpu", "A6000", "--tp", "2"),
         lambda profile, said: profile["model"]["name"] == "Qwen/Qwen2.5-Coder-32B-Instruct",
+    ),
+    "7, more memory than its namesake": (
+        "", ("--model", "Llama-3.1-8B", "--gpu", "NVIDIA H20-3e"),
+        lambda profile, said: profile["model"]["gpu"] == "H20 141GB",
     ),
     "8, an engine's own defaults": (
         "", ("--model", "Llama-3.1-8B", "--gpu", "H100 SXM", "--engine", "trtllm"),
@@ -160,6 +168,10 @@ REFUSED: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
     ),
     "6, hostile: references within references": (BOMB, (), "not recognized"),
     "6, hostile: an Ollama without any room": (OLLAMA % (1, 0), (), "a KV capacity of 0 tokens; must be at least 1"),
+    "7, a name whose attention is not modelled": (
+        "", ("--model", "deepseek-ai/DeepSeek-V4-Flash", "--gpu", "H200"),
+        "caches of compressed tokens (compress_ratios)",
+    ),
     "7, hostile: a name between two": (
         "", ("--model", "Qwen3-Coder-31B", "--gpu", "H100 SXM"), "did you mean Qwen/Qwen3-Coder-30B-A3B",
     ),
@@ -213,6 +225,24 @@ def test_times_that_contradict_what_was_served_are_taken_from_what_requests_took
     found = loads(tmp_path / "file", rows(header, *cells))
     assert [point.tpot_s for point in found.points] == pytest.approx(list(real.values()), rel=0.01)
     assert any("TPOT is taken from E2E" in note for note in found.notes)
+
+
+def test_requests_of_two_deployments_in_one_log_are_asked_about(tmp_path: Path) -> None:
+    """Kind 3: every other one takes four times as long, and no column says whose it is."""
+    path = tmp_path / "requests.csv"
+    made = [(3 * n, 100 + 37 * n % 2000, 20 + 13 * n % 180, 1 + 3 * (n % 2)) for n in range(120)]
+    path.write_text(
+        rows(
+            "arrival_time,input_tokens,output_tokens,first_token_time,last_token_time",
+            *((at, n, out, at + 0.05 * x, at + (0.05 + (out - 1) / 100) * x) for at, n, out, x in made),
+        )
+    )
+    ((found,),) = read_groups([path])
+    prior = Prior(Timing(0.01, 1e-8, 5e-5), "a guess")
+    said = timing_part(fit_measured([found], prior.timing), [found], prior).notes
+    told = re.search(r"50% took longer than the law says, ([\d.]+) times in the median", " ".join(said))
+    assert told
+    assert float(told[1]) == pytest.approx(4, rel=0.03)
 
 
 def test_a_file_that_is_given_twice_is_measured_once(tmp_path: Path) -> None:
