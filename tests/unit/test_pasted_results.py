@@ -380,6 +380,23 @@ def test_tables_that_people_have(name: str) -> None:
     assert point.requests == 100
 
 
+@every(("per_second", "expected"), [(600.0, 3.0), (79.0, None)])
+def test_tokens_per_second_are_of_all_requests_or_by_the_times_of_one(
+    per_second: float, expected: float | None
+) -> None:
+    """8 in flight take .1 + 199 · .0125 = 2.59 s for 200 tokens: 77 a second each, 618 together."""
+    header = "concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms,output_tokens_per_second\n"
+    found = sweep(f"{header}8,1000,200,100,12.5,{per_second}\n")
+    assert found.points[0].throughput_rps == expected
+    assert found.points[0].tpot_s == 0.0125
+    assert any("is that of one request" in note for note in found.notes) is (expected is None)
+
+
+def test_medians_alone_are_no_means() -> None:
+    with pytest.raises(UsageError, match="no mean of TTFT, TPOT or E2E is stated"):
+        sweep("concurrency,input_tokens,output_tokens,median_ttft_ms,median_tpot_ms\n8,1000,200,100,12\n")
+
+
 def test_a_table_with_the_means_of_two_runs_has_two() -> None:
     lines = TABLES["quoted"].replace("   250.00 │ 538.11", "   250.00 │ 350.00").replace("min", "long avg")
     rows = (

@@ -23,7 +23,7 @@ from kvplan.ingest.timing.samples import Deployment, Point, Range
 from kvplan.model import FloatArray
 
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "trt": "trtllm", "trtllm": "trtllm"}
-_UNBOUNDED = ("", "inf", "none", "not")  # "not set"
+_UNBOUNDED = ("", "inf", "infinity", "none", "not")  # "not set"
 _ACCEPTED = names("specdecodeacceptancelength acceptlength")
 
 
