@@ -158,6 +158,10 @@ REFUSED: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
         rows("Time,Running,Usage,Prompt tok/s,Gen tok/s", ("2026-11-27 00:00:00", 38, "88%", 12_400, 843)),
         (), "nearest is a series of averages: its columns are time, prompt_throughput and gen_throughput",
     ),
+    "1, hostile: what a renaming would make of the answer's limit": (
+        rows("timestamp_s,prompt_tokens,max_tokens", *((at, 900, 4096) for at in range(3))),
+        (), "no column for output, which max_tokens is not",
+    ),
     "3, hostile: two engines in one table": (
         rows("backend,concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms",
              *((name, n, 1000, 101, 100, 5 + n / 50) for name in ("vllm", "sglang") for n in (1, 8, 64))),

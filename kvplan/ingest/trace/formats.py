@@ -40,6 +40,8 @@ _OPEN_NUMBER = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
 _UNIT_ENDS = ("", *UNITS, "unixnano")
 _EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
 _CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
+# totals, what was asked for at most, text, gaps
+_LURE = re.compile(r"total|max|char|word|byte|inter.?arrival|gap|delta", re.IGNORECASE)
 _MEAN = re.compile(  # of tokens
     r"(?:avg|average|mean|median|p\d\d).*(?:token|input|output|prompt|completion|length|isl|osl)"
     r"|.*(?:token|prompt|completion|length)s?(?:avg|average|mean|median|p\d\d)$"
@@ -136,6 +138,8 @@ class Layout(NamedTuple):
         others = listed([name for name in names if name not in known]) or "no other columns"
         if means := listed([name for name in names if _MEAN.match(plain_name(name.rpartition(".")[2]))]):
             return f"{means}: a mean of requests, and neither a request nor a sum; requests themselves tell, or sums"
+        if lures := listed([name for name in names if name not in known and _LURE.search(name)]):
+            return f"no column for {', '.join(self.missing)}, which {lures} is not (there are {others})"
         wanted = ", ".join(_CALLED[role] for role in self.missing)
         return f"no column for {', '.join(self.missing)}; rename what has it to {wanted} (there are {others})"
 
