@@ -157,7 +157,9 @@ class _Gathering:
     notes: list[str]  # on what gave no table
 
     def gathered(self) -> Gathered:
-        if (self.asked.repeated or self.asked.cached_share) and not self._runs:
+        if self.asked.repeated and self.asked.cached_share:
+            raise UsageError("--repeated and --cached-share: one of them")
+        if (self.asked.repeated or self.asked.cached_share) and not self._of(FileKind.TIMING):
             raise UsageError("--repeated and --cached-share go with results of load generators")
         found = self._model(), self.replica, self.timing, self._drafts(), self._engine()
         parts = [part for part in found if part]
@@ -266,8 +268,6 @@ class _Gathering:
     def _found(self, groups: Iterable[Sequence[Measured]]) -> tuple[tuple[Measured, ...], ...]:
         """Take so much of prompts for found as the options say."""
         asked = self.asked
-        if asked.repeated and asked.cached_share:
-            raise UsageError("--repeated and --cached-share: one of them")
         block = self.tables.get("gpu", {}).get("block_tokens", vllm.BLOCK_TOKENS)
         share = None if asked.repeated else asked.cached_share
         return tuple(tuple(found_in_cache(some, share, block) for some in group) for group in groups)
