@@ -290,7 +290,8 @@ def importing(
         option(
             "--base",
             metavar="PROFILE",
-            help="Profile that supplies what is neither measured nor estimated. Default: it is left out.",
+            help="Profile that supplies what is neither measured nor estimated; --output may replace it. "
+            "Default: it is left out.",
             autocompletion=completion.profiles,
         ),
     ] = None,

@@ -22,7 +22,7 @@ _LONGEST = 64_000_000  # characters of a JSON document
 _BEGINS = re.compile(r"\s*(\{|\[\s*(\{|\]|$))")  # a line of a log may begin with a bracket too
 _SPACE = re.compile(r"[ \t\r\n\ufeff]*")
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+(\.\d*)?")
-_UPRIGHT = str.maketrans("│┃║", "|||")  # of tables that are drawn
+UPRIGHT = str.maketrans("│┃║", "|||")  # of tables that are drawn
 _RULE = re.compile(r"(?=.*[|+\u2500-\u257f])(?=.*[-=\u2500-\u257f])[\s|+:=\u2500-\u257f-]+$")
 _CORNER = re.compile(r"\s*[+\u2500-\u257f]")  # with which a rule above a header begins
 _NOTHING = {"-", "–", "—", "n/a", "N/A"}
@@ -208,8 +208,9 @@ def tables_in(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[str, list[t
     header: list[str] = []
     rows: list[tuple[int, list[str]]] = []
     before, framed = "", False
-    for line, drawn in chain(numbered, [(0, "")]):
-        text = drawn.translate(_UPRIGHT)
+    for line, written in chain(numbered, [(0, "")]):
+        drawn = written.lstrip("> ")  # as in mail, and quoted in Markdown
+        text = drawn.translate(UPRIGHT)
         is_rule = _RULE.match(text) is not None
         if header and is_rule:
             continue

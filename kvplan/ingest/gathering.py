@@ -157,6 +157,10 @@ class _Gathering:
     notes: list[str]  # on what gave no table
 
     def gathered(self) -> Gathered:
+        if self.asked.repeated and self.asked.cached_share:
+            raise UsageError("--repeated and --cached-share: one of them")
+        if (self.asked.repeated or self.asked.cached_share) and not self._of(FileKind.TIMING):
+            raise UsageError("--repeated and --cached-share go with results of load generators")
         found = self._model(), self.replica, self.timing, self._drafts(), self._engine()
         parts = [part for part in found if part]
         for log in () if self.limits or self.timing else self._of(FileKind.LOG):
@@ -264,8 +268,6 @@ class _Gathering:
     def _found(self, groups: Iterable[Sequence[Measured]]) -> tuple[tuple[Measured, ...], ...]:
         """Take so much of prompts for found as the options say."""
         asked = self.asked
-        if asked.repeated and asked.cached_share:
-            raise UsageError("--repeated and --cached-share: one of them")
         block = self.tables.get("gpu", {}).get("block_tokens", vllm.BLOCK_TOKENS)
         share = None if asked.repeated else asked.cached_share
         return tuple(tuple(found_in_cache(some, share, block) for some in group) for group in groups)
@@ -357,6 +359,16 @@ class _Gathering:
         if limits is not None:
             refuse_other_options(limits, asked)
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
+            if (
+                limits.block_tokens is None
+                and limits.layout is None
+                and limits.memory_tokens % vllm.BLOCK_TOKENS
+            ):
+                blocks = {}
+                self.notes.append(
+                    f"{limits.source}: {limits.memory_tokens:,} tokens are no whole number of blocks of "
+                    f"{vllm.BLOCK_TOKENS}: of layers of several kinds? Then --model and --gpu tell what requests take"
+                )
             found.append(log_part(limits, self.kept, blocks | own))
         if metrics is not None and metrics.memory_tokens is not None:
             found.append(metrics_parts(metrics)["gpu"])

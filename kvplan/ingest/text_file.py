@@ -327,5 +327,6 @@ def _taken_out(text: io.TextIOWrapper, head: str) -> tuple[io.TextIOBase, str]:
     if taken is None:
         return text, ""
     lines, wrapping = taken
-    stored = _buffered(_of_pieces(line.encode("utf-8", "replace") for line in lines))
+    pieces = chain(lines, iter(partial(text.read, _READ), ""))
+    stored = _buffered(_of_pieces(piece.encode("utf-8", "replace") for piece in pieces))
     return io.TextIOWrapper(stored, encoding="utf-8", newline=""), wrapping

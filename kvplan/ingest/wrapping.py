@@ -9,7 +9,6 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 from kvplan.errors import UsageError
@@ -87,7 +86,7 @@ class _Entry(NamedTuple):
 def unwrapped(head: str, lines: Iterator[str]) -> tuple[Iterator[str], str] | None:
     """Take out the lines of a text that begins with `head`, and say whose wrapping it was; None where it has none.
 
-    Entries whose newest comes first are put in the order of time.
+    Entries whose newest comes first are put in the order of time. What is left of `lines` follows as it stands.
     """
     rows = [row for row in head.lstrip("\ufeff").splitlines(keepends=True) if row.strip()]
     if not rows:
@@ -106,7 +105,7 @@ def unwrapped(head: str, lines: Iterator[str]) -> tuple[Iterator[str], str] | No
     if _REPORT.match(head.lstrip("\ufeff")):
         stored, whole = _stored(lines, _LONGEST_REPORT)
         document = _in_json(stored) if whole else None
-        return (iter([document]), "YAML") if document else (chain(stored, lines), "")
+        return (iter([document]), "YAML") if document else (iter(stored), "")
     if is_json(plain):
         return _of_document(lines) if _SAYS_TEXT.search(head) else None
     if width := _broken_at(rows[:-1]):
@@ -119,7 +118,7 @@ def _of_document(lines: Iterator[str]) -> tuple[Iterator[str], str]:
     """Take out the entries of JSON over many lines; one without any stays as it is, and is nobody's."""
     stored, whole = _stored(lines)
     if not whole:
-        return chain(stored, lines), ""
+        return iter(stored), ""
     try:
         records = json_records("", 1, stored[0], iter(stored[1:]))
         known = [entry for record in records for entry in _of_object(record.values, _DEEP)]

@@ -42,7 +42,7 @@ def test_a_gpu_is_found_by_any_of_its_names(written: str, expected: str) -> None
     [
         ("A100", "A100: no GPU in the catalogue of that name; did you mean A100 "),
         ("RTX 4900", "did you mean .*RTX 4090"),
-        ("Voodoo 2", r"kvplan models lists the \d+ that are known"),
+        ("Voodoo 2", r"kvplan gpus lists the \d+ that are known"),
         ("", "'': no GPU"),
         ("a\nb", r"'a\\nb': no GPU"),
         ("Voodoo 2", "or describe it with --gpu-memory, --gpu-bandwidth, --gpu-flops"),

@@ -4,6 +4,7 @@ What is right is worked out here from how the file was made.
 """
 
 import json
+import re
 import struct
 import tomllib
 from collections.abc import Callable
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 from command import run
 
+from kvplan.ingest.timing.fit import Prior, fit_measured
 from kvplan.ingest.timing.reading import read_groups
 from kvplan.ingest.timing.samples import Sweep
+from kvplan.ingest.timing.text import timing_part
+from kvplan.model import Timing
 
 HOUR = 1_764_201_600
 Check = Callable[[dict[str, Any], str], bool]
@@ -93,6 +97,12 @@ IMPORTED: dict[str, tuple[str | bytes, tuple[str, ...], Check]] = {
         rows("id,created,prompt_tokens,completion_tokens", *((7, HOUR + 10 * n, 700, 40) for n in range(20))),
         (), of_traffic(0.1, 700),
     ),
+    "5, hostile: tokens that are no whole blocks, as of layers of several kinds": (
+        "INFO 07-25 13:42:38 [kv_cache_utils.py:2146] GPU KV cache size: 1,823,372 tokens\n", (),
+        lambda profile, said: "block_tokens" not in profile["gpu"] and "no whole number of blocks of 16" in " ".join(
+            said.split()
+        ),
+    ),
     "5, a start in two phases": (
         TRTLLM.format(32, 100_000, 64, 200_000), (), of_gpu(memory_tokens=200_000, block_tokens=64),
     ),
@@ -106,6 +116,10 @@ IMPORTED: dict[str, tuple[str | bytes, tuple[str, ...], Check]] = {
     "7, a name in another form on two GPUs": (
         "", ("--model", "Qwen2.5-Coder-32B-Instruct", "--gpu", "A6000", "--tp", "2"),
         lambda profile, said: profile["model"]["name"] == "Qwen/Qwen2.5-Coder-32B-Instruct",
+    ),
+    "7, more memory than its namesake": (
+        "", ("--model", "Llama-3.1-8B", "--gpu", "NVIDIA H20-3e"),
+        lambda profile, said: profile["model"]["gpu"] == "H20 141GB",
     ),
     "8, an engine's own defaults": (
         "", ("--model", "Llama-3.1-8B", "--gpu", "H100 SXM", "--engine", "trtllm"),
@@ -127,6 +141,27 @@ REFUSED: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
              *((HOUR + 3600 * at, n, 800, 60) for at, n in enumerate((120, 60, 180)))),
         (), "avg_prompt_tokens, avg_completion_tokens: a mean of requests",
     ),
+    "6, a shell of Kubernetes, as vLLM's own page has it": (
+        'args: ["vllm serve org/m --trust-remote-code --max_num_batched_tokens 1024"]\n', (),
+        "kvplan import --model org/m --gpu GPU --max-num-batched-tokens 1024",
+    ),
+    "6, hostile: a compose file of variables, with defaults and without": (
+        "image: lmsysorg/sglang\nmodel:\n  modelFormat:\ncommand: >\n  --model-path ${MODEL}\n  --tp ${TP:-2}\n"
+        + "tp \n" * 9_000, (),
+        "kvplan import --model MODEL --gpu GPU --tp 2 --engine sglang",
+    ),
+    "6, a list of arguments, one a line, and a model's name in Helm's values": (
+        'modelURL: "org/m"\nimage: vllm/vllm-openai\nargs:\n- --tensor-parallel-size\n- "2"\nmaxModelLen: 4096\n', (),
+        "kvplan import --model org/m --gpu GPU --tp 2 --max-model-len 4096",
+    ),
+    "6, a panel under names of its own": (
+        rows("Time,Running,Usage,Prompt tok/s,Gen tok/s", ("2026-11-27 00:00:00", 38, "88%", 12_400, 843)),
+        (), "nearest is a series of averages: its columns are time, prompt_throughput and gen_throughput",
+    ),
+    "1, hostile: what a renaming would make of the answer's limit": (
+        rows("timestamp_s,prompt_tokens,max_tokens", *((at, 900, 4096) for at in range(3))),
+        (), "no column for output, which max_tokens is not",
+    ),
     "3, hostile: two engines in one table": (
         rows("backend,concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms",
              *((name, n, 1000, 101, 100, 5 + n / 50) for name in ("vllm", "sglang") for n in (1, 8, 64))),
@@ -137,6 +172,10 @@ REFUSED: dict[str, tuple[str | bytes, tuple[str, ...], str]] = {
     ),
     "6, hostile: references within references": (BOMB, (), "not recognized"),
     "6, hostile: an Ollama without any room": (OLLAMA % (1, 0), (), "a KV capacity of 0 tokens; must be at least 1"),
+    "7, a name whose attention is not modelled": (
+        "", ("--model", "deepseek-ai/DeepSeek-V4-Flash", "--gpu", "H200"),
+        "caches of compressed tokens (compress_ratios)",
+    ),
     "7, hostile: a name between two": (
         "", ("--model", "Qwen3-Coder-31B", "--gpu", "H100 SXM"), "did you mean Qwen/Qwen3-Coder-30B-A3B",
     ),
@@ -190,6 +229,34 @@ def test_times_that_contradict_what_was_served_are_taken_from_what_requests_took
     found = loads(tmp_path / "file", rows(header, *cells))
     assert [point.tpot_s for point in found.points] == pytest.approx(list(real.values()), rel=0.01)
     assert any("TPOT is taken from E2E" in note for note in found.notes)
+
+
+def test_requests_of_two_deployments_in_one_log_are_asked_about(tmp_path: Path) -> None:
+    """Kind 3: every other one takes four times as long, and no column says whose it is."""
+    path = tmp_path / "requests.csv"
+    made = [(3 * n, 100 + 37 * n % 2000, 20 + 13 * n % 180, 1 + 3 * (n % 2)) for n in range(120)]
+    path.write_text(
+        rows(
+            "arrival_time,input_tokens,output_tokens,first_token_time,last_token_time",
+            *((at, n, out, at + 0.05 * x, at + (0.05 + (out - 1) / 100) * x) for at, n, out, x in made),
+        )
+    )
+    ((found,),) = read_groups([path])
+    prior = Prior(Timing(0.01, 1e-8, 5e-5), "a guess")
+    said = timing_part(fit_measured([found], prior.timing), [found], prior).notes
+    told = re.search(r"50% took longer than the law says, ([\d.]+) times in the median", " ".join(said))
+    assert told
+    assert float(told[1]) == pytest.approx(4, rel=0.03)
+
+
+def test_a_file_that_is_given_twice_is_measured_once(tmp_path: Path) -> None:
+    table = rows("concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms", (8, 1000, 101, 100, 5))
+    paths = [tmp_path / name for name in ("c8.csv", "copy.csv")]
+    for path in paths:
+        path.write_text(table)
+    ((found,),) = read_groups([*paths, paths[0]])
+    assert isinstance(found, Sweep)
+    assert len(found.points) == 1
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_several_blocks_are_several_loads_and_one_that_is_cut_off_is_left_out() 
     )
     assert [point.concurrency for point in found.points] == [8, 16]
     assert found.deployment.name == "org/model, vllm"
-    assert found.left_out == (LeftOut("cut off", 1, 40),)
+    assert found.left_out == (LeftOut("cut off, or without totals of tokens and mean times", 1, 40),)
 
 
 def test_a_block_without_a_load_has_what_littles_law_says() -> None:
@@ -286,6 +286,24 @@ Average request latency (ms):                     4230.0
 Average time-to-first-token [TTFT] (ms):          250.0
 Average time-per-output-token [TPOT] (ms):        20.0
 """,
+    "evalscope perf, as of 1.0": """
+┌───────────────────────────┬───────────────┐
+│ Metric                    │         Value │
+├───────────────────────────┼───────────────┤
+│ ── General ──             │               │
+│ Concurrency               │ {users}       │
+│ Request Rate (req/s)      │         -1.00 │
+│ Total / Success / Failed  │ 100 / 100 / 0 │
+│ Req Throughput (req/s)    │          2.0  │
+│ Avg Latency (s)           │          4.23 │
+│ TTFT (ms)                 │        250.00 │
+│ TPOT (ms)                 │         19.00 │
+│ Avg Input Tokens          │       1000.00 │
+│ Avg Output Tokens         │        200.00 │
+└───────────────────────────┴───────────────┘
+│ TTFT (ms)      │  176.30 │  212.60 │  246.76 │
+│ TPOT (ms)      │   16.61 │   16.80 │   17.02 │
+""",
 }
 
 
@@ -293,7 +311,7 @@ Average time-per-output-token [TPOT] (ms):        20.0
 def test_lines_of_a_figure_each_are_a_run_and_one_that_comes_again_another(name: str) -> None:
     text = f"Benchmarking summary:{SUMMARIES[name].format(users=8)}"
     found = sweep(text)
-    assert found.format == name
+    assert found.format == name.partition(",")[0]
     assert [(*times(point)[:-1], round(point.tpot_s or 0, 6)) for point in found.points] == [AS_PRINTED]
     other = SUMMARIES[name].format(users=9).replace("2.0 ", "2.1 ").replace("1000.0", "1001.0")
     assert [point.concurrency for point in sweep(text + other).points] == [8, 9]
@@ -305,6 +323,93 @@ def test_a_summary_that_lacks_a_figure_is_left_out_or_refused() -> None:
         sweep(without.replace("Average latency", "Other latency"))
     with pytest.raises(UsageError, match="neither lines that"):
         sweep(without.replace("input tokens", "prompt words"))
+
+
+def test_lengths_that_trtllm_bench_prints_elsewhere_are_tokens_per_request() -> None:
+    """2,400 tokens/s of 2 requests/s are 1,200 each, of which 200 are out; in flight are 2 times 4.23."""
+    lines = SUMMARIES["trtllm-bench"].splitlines()[5:]
+    totals = "Total Output Throughput (tokens/sec): 400.0\nTotal Token Throughput (tokens/sec): 2400.0\n"
+    (point,) = sweep("\n".join(lines) + "\n" + totals).points
+    assert (point.inputs, point.outputs, point.concurrency) == ((1000, 1000), (200, 200), 8)
+
+
+def test_mlperf_may_state_tokens_per_second_twice() -> None:
+    """43.45 and 43.08: an end that is cut off is counted otherwise."""
+    text = """
+Scenario : Server
+Completed samples per second    : 0.11
+Completed tokens per second: 43.45
+Scheduled samples per second : 0.12
+Mean latency (ns)               : 4335286743
+Completed tokens per second                 : 43.08
+Mean First Token latency (ns)               : 169476022
+Mean Time to Output Token (ns)              : 36800000
+"""
+    with pytest.raises(
+        UsageError, match=r"0.11 requests/s, TTFT 169 ms, .* 395 tokens out, but no length of prompts"
+    ):
+        sweep(text)
+
+
+TABLES = {
+    "means behind the names": """
+| ISL | OSL | Concur |  N  | TTFT Avg (ms) | TTFT P99 (ms) | TPOT Avg (ms) | E2EL Avg (ms) | Req/s |
+|-----|-----|--------|-----|---------------|---------------|---------------|---------------|-------|
+| 1000 | 200 |     8 | 100 |         250.0 |         662.0 |          20.0 |        4230.0 |  2.0  |
+""",
+    "quoted": """
+> ┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━━━┳━━━━━━━━┓
+> ┃                       Statistic ┃      avg ┃    min ┃
+> ┡━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━━━╇━━━━━━━━┩
+> │        Time To First Token (ms) │   250.00 │ 538.11 │
+> │            Request Latency (ms) │ 4,230.00 │ 216.85 │
+> │        Inter Token Latency (ms) │    20.00 │  16.48 │
+> │ Output Sequence Length (tokens) │   200.00 │ 150.00 │
+> │  Input Sequence Length (tokens) │ 1,000.00 │ 999.00 │
+> │    Request Throughput (per sec) │     2.00 │    N/A │
+> │           Request Count (count) │   100.00 │    N/A │
+> └─────────────────────────────────┴──────────┴────────┘
+""",
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_that_people_have(name: str) -> None:
+    (point,) = sweep(TABLES[name]).points
+    assert times(point) == AS_PRINTED
+    assert point.requests == 100
+
+
+@every(("per_second", "expected"), [(600.0, 3.0), (79.0, None)])
+def test_tokens_per_second_are_of_all_requests_or_by_the_times_of_one(
+    per_second: float, expected: float | None
+) -> None:
+    """8 in flight take .1 + 199 · .0125 = 2.59 s for 200 tokens: 77 a second each, 618 together."""
+    header = "concurrency,input_tokens,output_tokens,ttft_ms,tpot_ms,output_tokens_per_second\n"
+    found = sweep(f"{header}8,1000,200,100,12.5,{per_second}\n")
+    assert found.points[0].throughput_rps == expected
+    assert found.points[0].tpot_s == 0.0125
+    assert any("is that of one request" in note for note in found.notes) is (expected is None)
+
+
+def test_medians_alone_are_no_means() -> None:
+    with pytest.raises(UsageError, match="no mean of TTFT, TPOT or E2E is stated"):
+        sweep("concurrency,input_tokens,output_tokens,median_ttft_ms,median_tpot_ms\n8,1000,200,100,12\n")
+
+
+def test_a_table_with_the_means_of_two_runs_has_two() -> None:
+    lines = TABLES["quoted"].replace("   250.00 │ 538.11", "   250.00 │ 350.00").replace("min", "long avg")
+    rows = (
+        lines.replace("216.85", "8330.00")
+        .replace("16.48", "20.0")
+        .replace("150.00", "400.00")
+        .replace("999.00", "1000")
+    )
+    found = sweep(rows.replace("N/A", "2.00", 1).replace("N/A", "100"))
+    assert [(point.outputs, point.e2e_s) for point in found.points] == [
+        ((200, 200), 4.23),
+        ((400, 400), 8.33),
+    ]
 
 
 def test_decoding_of_llama_cpp_is_an_iteration() -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,57 @@ def test_what_a_cache_had_counts_before_what_is_guessed(read: Read) -> None:
     assert found.prefixes is not None
     assert found.prefixes.reusable == pytest.approx(60 / 600)
     assert any("found 10% of the prompt tokens (stated by the rows)" in note for note in found.notes)
+
+
+def test_what_names_no_response_is_refused(path: Path) -> None:
+    """A client's name: its prompts are alike, and answers, which only grow as they are told of, get shorter."""
+    rows = [
+        {
+            "id": f"bot-{at % 3}",
+            "timestamp_s": 3 * at,
+            "input_tokens": 1000,
+            "output_tokens": 100 + 37 * at % 60,
+        }
+        for at in range(30)
+    ]
+    path.write_text(table(rows))
+    with pytest.raises(UsageError, match=r"id names no response, for .* get shorter in \d+ of 27 rows"):
+        measure(path)
+
+
+def test_a_client_without_pauses_can_say_that_rows_are_requests(path: Path) -> None:
+    """Each begins as the one before ends, as windows of time do; those are all as long."""
+    ends = [0.0, 1.25, 4.5, 6.0, 9.75]
+    rows = [
+        {"start": HOUR + a, "end": HOUR + b, "input_tokens": 100, "output_tokens": 7}
+        for a, b in pairwise(ends)
+    ]
+    path.write_text(table(rows))
+    with pytest.raises(UsageError, match="requests has their number, 1 where each is a request"):
+        measure(path)
+    path.write_text(table([row | {"requests": 1} for row in rows]))
+    assert measure(path).rate_rps == pytest.approx(3 / 6)
+
+
+def test_requests_of_several_models_are_not_pooled_in_a_table_of_no_known_format(path: Path) -> None:
+    rows = [
+        {"timestamp_s": at, "model": "ab"[at % 2], "input_tokens": 100, "output_tokens": 7}
+        for at in range(10)
+    ]
+    path.write_text(table(rows))
+    with pytest.raises(UsageError, match="several models; choose one with --group: a, b"):
+        measure(path)
+    assert measure(path, model="b").rate_rps == pytest.approx(0.5)
+    sums = [row | {"timestamp_s": HOUR + 60 * at, "requests": 5} for at, row in enumerate(rows)]
+    path.write_text(table(sums))
+    assert "5 of 10 rows left out: of other models" in measure(path, model="a").notes
+
+
+def test_days_of_a_spreadsheet_are_no_seconds(path: Path) -> None:
+    rows = [
+        {"timestamp": 46_329.375 + at / 86_400, "input_tokens": 100, "output_tokens": 7} for at in range(10)
+    ]
+    path.write_text(table(rows))
+    with pytest.raises(UsageError, match="timestamp: days as spreadsheets count them"):
+        measure(path)
+    assert measure(path, "s").rate_rps == pytest.approx(86_400, rel=1e-4)

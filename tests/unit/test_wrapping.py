@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from time import process_time
 
 import pytest
 from every import every
@@ -213,3 +214,13 @@ def test_what_says_nothing_wrapped_says_nothing(text: str, tmp_path: Path) -> No
     path.write_text(text)
     with pytest.raises(UsageError):
         kind_of(path)
+
+
+def test_what_follows_the_beginning_of_a_report_is_not_taken_line_by_line(tmp_path: Path) -> None:
+    """Two million blank lines took 20 s, for each was a piece of its own."""
+    path = tmp_path / "report.yaml"
+    path.write_text("metrics:\n  time_to_first_token:\n    mean: 210.0\n" + "\n" * 2_000_000)
+    begun = process_time()
+    with pytest.raises(UsageError, match="not recognized"):
+        kind_of(path)
+    assert process_time() - begun < 3

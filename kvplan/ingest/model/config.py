@@ -112,6 +112,7 @@ def _catalogued(text: str) -> tuple[str, str, Mapping[str, Any]]:
     try:
         name = find(text, known, full, _NOUN)
     except UsageError:
+        Keys.refuse_by_name(text)
         stem, _, ending = text.rpartition("-")
         if ending.lower() not in _QUANTISED:
             raise

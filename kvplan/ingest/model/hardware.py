@@ -193,7 +193,8 @@ def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: st
     if wanted in written:
         return known[written[wanted]]
     quoted = name if name.isprintable() and 0 < len(name) <= 100 else repr(name[:100])
-    raise UsageError(f"{quoted}: no {noun} of that name; {_nearest(wanted, written, known)}")
+    listing = "gpus" if noun.startswith("GPU") else "models"
+    raise UsageError(f"{quoted}: no {noun} of that name; {_nearest(wanted, written, known, listing)}")
 
 
 def plain(name: str) -> str:
@@ -201,7 +202,7 @@ def plain(name: str) -> str:
     return re.sub(r"[\W_]", "", _MAKERS.sub("", name.lower()))
 
 
-def _nearest(wanted: str, written: Mapping[str, str], known: Iterable[str]) -> str:
+def _nearest(wanted: str, written: Mapping[str, str], known: Iterable[str], listing: str) -> str:
     from difflib import get_close_matches  # only a mistake needs it
 
     # A name can be short for several things, as "A100"; and several spellings can lead to one.
@@ -212,5 +213,5 @@ def _nearest(wanted: str, written: Mapping[str, str], known: Iterable[str]) -> s
         return f"did you mean {' or '.join(proper)}?"
     every = list(known)
     if len(every) > _LISTED:
-        return f"kvplan models lists the {len(every)} that are known"
+        return f"kvplan {listing} lists the {len(every)} that are known"
     return f"known are {', '.join(every)}"

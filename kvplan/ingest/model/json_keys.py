@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import ProfileError, UsageError
-from kvplan.ingest.model.hardware import tables
+from kvplan.ingest.model.hardware import plain, tables
 from kvplan.ingest.text_file import lines_of
 
 LARGEST = 10**9  # of a size in a model's configuration; larger ones are mistakes
@@ -89,6 +89,15 @@ class Keys:
     def numbers(self, name: str) -> list[int] | None:
         """A list of whole numbers."""
         return self.words(name, int, "whole numbers")
+
+    @staticmethod
+    def refuse_by_name(model: str) -> None:
+        """Refuse a model that has what makes the formulas wrong, as its name says."""
+        name = plain(model.rpartition("/")[2])
+        for begins, key in _TABLE["refused_names"].items():
+            if name.startswith(plain(begins)):
+                why = _TABLE["refused"][key]
+                raise UsageError(f"{model[:100]}: {why} ({key}) are not supported; {_WAY_OUT}")
 
     def refuse(self) -> None:
         """Refuse what makes the formulas wrong."""

@@ -12,25 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import UsageError
-from kvplan.ingest.cells import Names, Record, names, plain_name
+from kvplan.ingest.cells import UPRIGHT, Names, Record, names, plain_name
 from kvplan.ingest.model.hardware import tables
-from kvplan.ingest.reader import Reader
+from kvplan.ingest.reader import FileKind, Reader
 from kvplan.ingest.results import Adds, Load, add_load, at_rate, in_flight, spread, table, tpot
 from kvplan.ingest.timing.collector import Collector
 from kvplan.ingest.timing.samples import Deployment, Point
 from kvplan.units import format_number, format_seconds
 
-_LINE = re.compile(r"\W*(\w[^|:]*?(?:\([^)|]*\))?)\s*[:|]\s*([^|\s]\S*)")
+# a label and one value: of a row with several nothing says which is the mean
+_LINE = re.compile(r"\W*(\w[^|:]*?(?:\([^)|]*\))?)\s*[:|]\s*([^|\s]\S*)(?![^|]*\|\s*[^|\s])")
 _MLLOG = re.compile(r':::MLLOG \{"key": "(\w+)", "value": "?([^\s",}]+)')  # of MLPerf's detail log
 _LONGEST = 300  # characters of a line
 _UNITS = {"_s": 1.0, "_ms": 1e-3, "_us": 1e-6, "_ns": 1e-9, "_per_min": 1 / 60}
 _SUMMARIES = tables(Path(__file__).with_suffix(".toml"))["summaries"]
-_FIGURES = frozenset(
+_FIGURES = frozenset(  # MLPerf states tokens per second twice
     name
     for summary in _SUMMARIES
-    for text in summary.values()
-    if isinstance(text, str)
-    for name in text.split()
+    for figure, text in summary.items()
+    if isinstance(text, str) and figure != "output_rate"
+    for name in re.split("[ |]", text)
 )
 
 
@@ -44,19 +45,23 @@ def _names(summary: Mapping[str, Any], figure: str) -> Names:
 
 def _add(summary: Mapping[str, Any], row: Record, collector: Collector) -> None:
     def read(figure: str) -> float | None:
-        return row.optional(known) if (known := _names(summary, figure)) else None
+        known = _names(summary, figure)
+        unset = not known or row.text(row.name(known)).startswith("-")
+        return None if unset else row.optional(known)
 
     ttft, e2e, between = read("ttft"), read("e2e"), read("tpot")
     throughput, rate, users, count = map(read, ("throughput", "rate", "concurrency", "requests"))
-    output, tokens, sent = map(read, ("output", "output_rate", "output_sent"))
+    inputs, output, tokens, sent = map(read, ("input", "output", "output_rate", "output_sent"))
     if output is None and tokens and throughput:
         output = tokens / throughput
     elif output is None and sent and rate:
         output = sent / rate
+    if inputs is None and throughput and output and (total := read("total_rate")):
+        inputs = max(total / throughput - output, 0.0)
     if output is None or throughput is None or e2e is None:
         collector.skip("states neither lengths, requests per second nor E2E", row.line)
         return
-    if (inputs := read("input")) is None:
+    if inputs is None:
         times = ", ".join(
             f"{name} {format_seconds(t)}" for name, t in (("TTFT", ttft), ("TPOT", between)) if t
         )
@@ -95,15 +100,28 @@ SUMMARIES: tuple[Reader[Adds], ...] = tuple(
     )
     for summary in _SUMMARIES
 )
-_METRIC = names("metric statistic")
-METRICS: Reader[Adds] = table("GenAI-Perf CSV", [_METRIC, names("avg")], SUMMARIES[-1].read)
+_METRIC, _MEAN = names("metric statistic"), "avg"  # with which the name of a column ends
+METRICS: Reader[Adds] = Reader(
+    "GenAI-Perf CSV",
+    FileKind.TIMING,
+    lambda start: bool(start.plain_names & _METRIC.keys() and _means(start.plain_names)),
+    SUMMARIES[-1].read,
+    2,
+)
 READERS = (*SUMMARIES, METRICS)
 
 
+def _means(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.endswith(_MEAN)]
+
+
 def metrics_as_columns(source: str, rows: Iterable[Record]) -> Iterator[Record]:
-    """Turn tables with a row for each metric into a row each."""
-    lines = ((row.line, f"{row.text(row.name(_METRIC))}: {row.text('avg')}") for row in rows)
-    return runs_in(source, lines)
+    """Turn tables with a row for each metric into rows with the means of each run."""
+    known = list(rows)
+    for mean in _means(known[0].values) if known else ():
+        yield from runs_in(
+            source, ((row.line, f"{row.text(row.name(_METRIC))}: {row.text(mean)}") for row in known)
+        )
 
 
 def runs_in(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Record]:
@@ -112,7 +130,8 @@ def runs_in(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Record
     again: dict[str, str] = {}
     written: dict[str, str] = {}
     first = began = 0
-    for number, text in numbered:
+    for number, drawn in numbered:
+        text = drawn.translate(UPRIGHT)
         match = _MLLOG.match(text) or (_LINE.match(text) if len(text) <= _LONGEST else None)
         if match is None:
             continue

@@ -16,6 +16,7 @@
 - A request log: a request each, its lengths and its times, under the names that `kvplan.ingest.trace.formats` knows.
 """
 
+import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -130,10 +131,11 @@ def _splitwise(row: Record, collector: Collector) -> None:
 def _times(text: str) -> Names:
     """Name a time and its mean, with the unit at the end."""
     return {
-        f"{mean}{name}{unit}": seconds
+        f"{words}{unit}": seconds
         for name in text.split()
         for unit, seconds in {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}.items()
         for mean in ("", "mean", "avg", "average")
+        for words in (f"{mean}{name}", f"{name}{mean}")
     }
 
 
@@ -149,7 +151,7 @@ _OUTPUT_RATE = names(  # tokens per second of all requests together
     "outputthroughputtokenss outputtokenspersecond outputtokenthroughputtokenssec"
 )
 _CONCURRENCY = names(
-    "concurrency maxconcurrency concurrentrequests numconcurrentrequests users concurrentusers"
+    "concurrency maxconcurrency concurrentrequests numconcurrentrequests users concurrentusers concur conc"
 )
 INPUT = names(
     "input inputtokens inputlen inputlength isl randominputlen inputsequencelength inputsequencelengthtokens"
@@ -157,7 +159,7 @@ INPUT = names(
 OUTPUT = names(
     "output outputtokens outputlen outputlength osl randomoutputlen outputsequencelength outputsequencelengthtokens"
 )
-_REQUESTS = names("requests numrequests numprompts completed")
+_REQUESTS = names("requests numrequests numprompts completed nreq n")
 _RATE = names("requestedrps requestedrate requestrate requestratereqs requestraterps rate rps qps")
 _SENT = names("achievedrps achievedrate")
 _DONE = {**names("donerps completedrps"), **THROUGHPUT}
@@ -247,13 +249,22 @@ def _at_concurrency(row: Record, collector: Collector) -> None:
 
     inputs, outputs = lengths(INPUT), lengths(OUTPUT)
     throughput, tokens_per_s = row.optional(THROUGHPUT), row.optional(_OUTPUT_RATE)
-    if throughput is None and tokens_per_s is not None and outputs[1] > 0:
-        throughput = 2 * tokens_per_s / sum(outputs)
+    users, output = row.whole(_CONCURRENCY), sum(outputs) / 2
+    if throughput is None and tokens_per_s is not None and output > 0:
+        took = (row.optional(TTFT) or 0.0) + (row.optional(TPOT) or math.inf) * (output - 1)
+        if (
+            users > 1 and tokens_per_s * took < math.sqrt(users) * output
+        ):  # nearer to those of one than of all
+            collector.note(
+                f"{row.written_as(row.name(_OUTPUT_RATE))} is that of one request, by its times: left out"
+            )
+        else:
+            throughput = tokens_per_s / output
     point = Point(
         line=row.line,
         inputs=inputs,
         outputs=outputs,
-        concurrency=row.whole(_CONCURRENCY),
+        concurrency=users,
         requests=_requests(row),
         waits=_waits(row, collector),
         max_num_batched_tokens=_budget(row),

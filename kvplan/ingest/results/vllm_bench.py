@@ -23,7 +23,7 @@ from kvplan.ingest.timing.samples import Deployment, Point, Range
 from kvplan.model import FloatArray
 
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm", "trt": "trtllm", "trtllm": "trtllm"}
-_UNBOUNDED = ("", "inf", "none", "not")  # "not set"
+_UNBOUNDED = ("", "inf", "infinity", "none", "not")  # "not set"
 _ACCEPTED = names("specdecodeacceptancelength acceptlength")
 
 
@@ -214,4 +214,4 @@ class PrintedRuns:
             labels, values = ({column: cell[i] for column, cell in self._block.items()} for i in (0, 1))
             add_run(Record(self._collector.source, line, values, labels), self._collector)
         else:
-            self._collector.skip("cut off", line)
+            self._collector.skip("cut off, or without totals of tokens and mean times", line)

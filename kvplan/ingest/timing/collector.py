@@ -304,7 +304,7 @@ def _problems(point: Point) -> Iterator[str]:
     if (point.concurrency or 0) > _MOST_IN_FLIGHT:
         yield f"{point.concurrency:,} requests in flight; at most {_MOST_IN_FLIGHT:,}"
     if point.ttft_s is point.tpot_s is point.e2e_s is point.throughput_rps is None:
-        yield "neither TTFT, TPOT, E2E nor a throughput is measured"
+        yield "no mean of TTFT, TPOT or E2E is stated, nor a throughput"
 
 
 def _too_many_cached(cached: int, prompt: float) -> str:

@@ -65,6 +65,7 @@ def read_groups(
         table that cannot be used.
     """
     grouped: dict[str, list[Found]] = {}
+    read: set[str] = set()
     before = KnownFiles() if before is None else before
     for path in paths:
         lenient = path in may_lack
@@ -80,6 +81,9 @@ def read_groups(
             continue
         if all(isinstance(some, Sweep) for some in found):
             before.loads[path] = found
+        if (digest := found[0].sha256) and digest in read:
+            continue  # the same file again measures nothing more
+        read.add(digest)
         for some in found:
             grouped.setdefault(some.group, []).append(some)
     measured = {name: measured_of(several) for name, several in grouped.items()}

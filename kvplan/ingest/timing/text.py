@@ -19,6 +19,7 @@ _NAMED = 5  # outliers in a sentence
 _PRICED = ("d0", "d1", "d2")  # what every engine takes time for
 _NO_FIGURE = 1.0  # relative standard error that says nothing
 _DOUBTFUL = 0.2  # held-out error of which to warn
+_MANY = 1 / 3  # of requests, that take longer than the fast ones say
 _FEW = 2  # sequences of a batch that is as good as alone
 _EXACT = 5e-4  # no band that anybody could see
 _LEAST_SHARE = 1e-3  # of the shortest time: a fixed time is more, and what a prior leaves over of 0 is less
@@ -130,6 +131,16 @@ def _undetermined(fit: TimingFit, prior: Prior) -> Iterator[str]:
     yield f"the measurements do not determine {', '.join(texts)}{way_out}"
 
 
+def _several(fit: TimingFit) -> Iterator[str]:
+    """Say that many requests are of a slower law, which nothing else tells of."""
+    if fit.envelope and fit.trimmed_share >= _MANY:
+        slower = float(np.median((fit.equations.seconds / fit.fitted_s)[~fit.kept]))
+        yield (
+            f"{format_percent(fit.trimmed_share)} took longer than the law says, {slower:.2g} times in the median: are "
+            "they of several replicas or deployments? Then give a file of each"
+        )
+
+
 def _doubts(fit: TimingFit) -> Iterator[str]:
     """Say what a large error says: that times contradict each other, or are made of something else."""
     for kind in fit.kinds:
@@ -162,7 +173,7 @@ def accuracy(fit: TimingFit) -> str:
 
 def notes(fit: TimingFit, measured: Sequence[Measured], prior: Prior) -> list[str]:
     """Say what rests on the prior, which terms were tried, what the fit warns of, and which rows gave nothing."""
-    texts = [*_scaled(fit), *_undetermined(fit, prior)]
+    texts = [*_several(fit), *_scaled(fit), *_undetermined(fit, prior)]
     if fit.contradicts_itself:
         texts.append(
             f"the loads contradict each other: they are {fit.misfit:.2g} times as far from one law as their noise, and "

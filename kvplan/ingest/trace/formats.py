@@ -40,6 +40,8 @@ _OPEN_NUMBER = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
 _UNIT_ENDS = ("", *UNITS, "unixnano")
 _EPOCHS = {1e9: 1.0, 1e12: 1e-3, 1e15: 1e-6, 1e18: 1e-9}  # from 2001 to 2286, and their units
 _CALLED = {"time": "timestamp", "input": "input_tokens", "output": "output_tokens"}
+# totals, what was asked for at most, text, gaps
+_LURE = re.compile(r"total|max|char|word|byte|inter.?arrival|gap|delta", re.IGNORECASE)
 _MEAN = re.compile(  # of tokens
     r"(?:avg|average|mean|median|p\d\d).*(?:token|input|output|prompt|completion|length|isl|osl)"
     r"|.*(?:token|prompt|completion|length)s?(?:avg|average|mean|median|p\d\d)$"
@@ -68,6 +70,7 @@ _FAILED = {"failure", "failed", "error", "cancelled", "true", "status_code_error
 _FAILED_SPAN = 2  # code of an OTLP status
 
 
+_PER_SECOND = re.compile(r"/s(?:ec)?\b|per.sec", re.IGNORECASE)
 MOST_REQUESTS = 1_000_000_000  # in a row
 Request = tuple[float, int, int]  # when it arrived, seconds; tokens in; tokens out
 
@@ -135,6 +138,8 @@ class Layout(NamedTuple):
         others = listed([name for name in names if name not in known]) or "no other columns"
         if means := listed([name for name in names if _MEAN.match(plain_name(name.rpartition(".")[2]))]):
             return f"{means}: a mean of requests, and neither a request nor a sum; requests themselves tell, or sums"
+        if lures := listed([name for name in names if name not in known and _LURE.search(name)]):
+            return f"no column for {', '.join(self.missing)}, which {lures} is not (there are {others})"
         wanted = ", ".join(_CALLED[role] for role in self.missing)
         return f"no column for {', '.join(self.missing)}; rename what has it to {wanted} (there are {others})"
 
@@ -223,6 +228,7 @@ class Reading:
     def __init__(self, unit_s: float | None = None, model: str | None = None) -> None:
         self.open_time = ""  # the name of times whose unit nothing tells; they are read as whole ones
         self.plain_time = ""  # of times that are seconds because no unit is named
+        self.named_by = self.counted_by = ""  # which name a response, and say of how many requests a row is
         self.beside_input = ""  # the name of tokens that a cache had, where they are not among the input
         self.models: dict[str, None] = {}  # that are told apart
         self._unit_s = unit_s
@@ -249,7 +255,7 @@ class Reading:
             return "answered by the cache of the gateway"
         if layout.format.spans and "trace" in at and self._told_before(layout, row):
             return "spans within or around another span of the same request"
-        return self._other_model(layout, row) if sparse and "model" in at and not layout.format.pooled else ""
+        return self._other_model(layout, row) if "model" in at and not layout.format.pooled else ""
 
     def _told_before(self, layout: Layout, row: Any) -> bool:
         """Tell whether a span is of a request that another one tells: nested in time, of one trace and length."""
@@ -282,6 +288,7 @@ class Reading:
         """Read how many requests a row is the sum of; 1 where it does not say, 0 of a step without any."""
         if not _filled(layout, row, "requests"):
             return 1
+        self.counted_by = layout.places["requests"].name
         number = number_of(value_at(row, layout.places["requests"]))
         return int(number) if number == 0 or (number is not None and 1 < number <= MOST_REQUESTS) else 1
 
@@ -289,7 +296,10 @@ class Reading:
         """Tell a response from others, by its name and prompt; None where it has no name, or one that is a number."""
         name = value_at(row, layout.places.get("id"))
         named = isinstance(name, str) and name != "-" and not name.strip().isdecimal() and bool(name.strip())
-        return (str(name), request[1]) if named else None
+        if not named:
+            return None
+        self.named_by = layout.places["id"].name
+        return str(name), request[1]
 
     def times(self, layout: Layout, row: Any, arrival_s: float) -> dict[str, float | None]:
         """Read when it was queued and scheduled, and had its first and its last token; None: it does not say."""
@@ -510,6 +520,11 @@ def lists_requests(start: Beginning, *, timed: bool = False) -> bool:
 def nearest(start: Beginning) -> str:
     """Say what keeps a file from being a list of requests; empty where it is nothing like one."""
     layout, names = next(_layouts(start), (None, ()))
+    if not start.in_json and any(map(_PER_SECOND.search, names)):
+        return (
+            "; nearest is a series of averages: its columns are time, prompt_throughput and gen_throughput, running, "
+            "kv_cache_pct"
+        )
     some = layout is not None and 0 < len(layout.missing) < len(_CALLED)
     return f"; nearest are requests, but {layout.lacking(names)}" if layout and some else ""
 

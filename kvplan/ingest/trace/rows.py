@@ -38,6 +38,9 @@ _MILLISECONDS = 1e-3  # as which times of an open unit are read
 _REMEMBERED = 1_000_000  # responses; repeats stand near each other
 _FIRST_ROWS = 100  # by whose ends sums are told
 _FEWEST_STEPS, _SHORTEST_STEP_S = 3, 60.0  # of sums over time
+_UNEVEN = 0.01  # of a step, by which those of sums may differ
+_FEW_SHORTER = 0.1  # of the rows that repeat a response
+_DAYS, _FASTEST_RPS = (36_526, 73_051), 1_000  # of a spreadsheet, 2000 to 2100; nobody serves more
 _LONGEST_CONTEXT = 1 << 20  # tokens; a mean above is no mean of prompts
 
 
@@ -73,6 +76,7 @@ class TraceFile:
         self.cut_off = 0
         self.left_out: Counter[str] = Counter()
         self.repeats = 0  # rows of a response that one before them told of
+        self._shorter = 0  # of them that have less of its answer, which only grows
         self.cached_tokens = 0  # that a cache had, of the input of those rows that say so
         self.cached_of = 0
         self.duration_s: float | None = None  # of a benchmark without arrival times, all of which are 0
@@ -94,6 +98,7 @@ class TraceFile:
                         outputs
                     ):
                         self.repeats += 1
+                        self._shorter += output_tokens < outputs[at]
                         outputs[at] = output_tokens
                         continue
                     if len(told) > _REMEMBERED:
@@ -223,12 +228,22 @@ class TraceFile:
         if what and not (self._counted and rows.input_tokens.mean() <= _LONGEST_CONTEXT):
             raise UsageError(
                 f"{self.path}: rows are sums over time and not requests ({what}), and none says of how many; a column "
-                "requests has their number"
+                "requests has their number, 1 where each is a request"
             )
-        return bool(what)
+        return bool(what) and np.ptp(steps) <= _UNEVEN * steps[0]
 
-    def refuse_what_is_open(self, served: int, span_s: float) -> None:
-        """Refuse requests of several models, and times in a unit that nothing tells."""
+    @property
+    def counted_by(self) -> str:
+        """The name of the number of requests of a row."""
+        return self._reading.counted_by
+
+    def refuse_what_is_open(self, served: int, span_s: float, start_s: float = 0.0) -> None:
+        """Refuse requests of several models, names that are of no response, and times in a unit that nothing tells."""
+        if self._shorter > max(1, self.repeats * _FEW_SHORTER):
+            raise UsageError(
+                f"{self.path}: {self._reading.named_by} names no response, for answers of one get shorter in "
+                f"{self._shorter:,} of {self.repeats:,} rows that repeat one; rename it, or leave it out"
+            )
         models = list(self._reading.models)
         if self._model is not None and self._model not in models:
             raise UsageError(
@@ -237,6 +252,13 @@ class TraceFile:
         if self._model is None and len(models) > 1:
             raise UsageError(
                 f"{self.path}: requests of several models; choose one with --group: {listed(models)}"
+            )
+        in_days = _DAYS[0] <= start_s and start_s + span_s <= _DAYS[1]
+        if (key := self._reading.plain_time) and in_days and served > _FASTEST_RPS * span_s > 0:
+            rate = format_rate(served / span_s)
+            raise UsageError(
+                f"{self.path}: {key}: days as spreadsheets count them? In seconds they are {rate}; "
+                "save them as dates, 2026-11-03 09:00:01, or say --unit s"
             )
         if (key := self._reading.open_time) and span_s > 0:
             fast, slow = (format_rate((served - 1) / seconds) for seconds in (span_s, span_s / _MILLISECONDS))
@@ -248,7 +270,12 @@ class TraceFile:
     def leave_out(self, rows: NDArray[np.bool_], reason: str) -> int:
         """Count rows that were read, and are left out; return how many rows there are, those not read included."""
         self.left_out[reason] += int(rows.sum())
-        return int((~rows).sum()) + self.left_out.total() + self.repeats
+        return int((~rows).sum()) + self.not_read
+
+    @property
+    def not_read(self) -> int:
+        """How many rows are left out, or repeat another one."""
+        return self.left_out.total() + self.repeats
 
     def notes(self, rows: int, arrival_s: FloatArray) -> Iterator[str]:
         """Say what was left out of so many rows, in which order the others are, and what was taken for what."""

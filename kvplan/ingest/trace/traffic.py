@@ -86,7 +86,7 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
         raise UsageError(f"{path}: no requests with tokens; {rows:,} rows")
     duration_s = trace.duration_s
     span = float(np.ptp(time_s)) if duration_s is None else duration_s
-    trace.refuse_what_is_open(served, span)
+    trace.refuse_what_is_open(served, span, float(time_s.min()))
     if span <= 0:
         what = "1 request" if served == 1 else f"{served:,} requests, all at one time"
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
@@ -128,8 +128,8 @@ def _of_sums(trace: TraceFile, rows: Rows) -> Description:
     place = (rows.time_s - starts[0]) / (width or 1.0)
     if not width or np.abs(place - np.rint(place)).max() > _OFF_GRID:
         raise UsageError(
-            f"{trace.path}: rows count several requests, but are no sums over steps of time that are all as long; is "
-            "that the meaning of the column?"
+            f"{trace.path}: rows count several requests ({trace.counted_by}), but are no sums over steps of time that "
+            "are all as long; rename that column where it means something else"
         )
     requests = np.bincount(np.rint(place).astype(np.int64), rows.requests)
     total = float(requests.sum())
@@ -151,7 +151,7 @@ def _of_sums(trace: TraceFile, rows: Rows) -> Description:
         span_s=requests.size * width,
         gap_cv=1.0,
         sha256=trace.sha256,
-        notes=(note, *trace.notes(rows.time_s.size, rows.time_s), *_notes(trace, None)),
+        notes=(note, *trace.notes(rows.time_s.size + trace.not_read, rows.time_s), *_notes(trace, None)),
         assumed=True,
     )
 
