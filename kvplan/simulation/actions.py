@@ -15,6 +15,7 @@ from kvplan.simulation.radix_cache import leave_tree
 from kvplan.simulation.state import (
     NOBODY,
     STANDS_BY,
+    Ahead,
     Blocks,
     Cache,
     Clock,
@@ -38,6 +39,7 @@ from kvplan.simulation.state import (
     layered,
     parked_list,
     pooled,
+    takes_turns,
 )
 from kvplan.simulation.statistics import note_gaps
 
@@ -68,9 +70,9 @@ def compute(s: State, request: int, begin: int, end: int) -> None:
 @kernel
 def context_read(s: State) -> float:
     """Sum the context that the batch reads, in tokens of the layers that keep all."""
-    total = 0.0
+    total = float(s.ahead[Ahead.READS])
     for group in range(s.group.shape[0]):
-        if s.group[group, Group.RUNS]:
+        if s.group[group, Group.RUNS] and not takes_turns(s):
             request = s.list[group_list(s, group), List.HEAD]
             while request != NOBODY:
                 if s.group[group, Group.RUNS] != STANDS_BY or just_entered(s, request):
@@ -196,6 +198,11 @@ def enter(s: State, request: int, group: int, stage: int) -> None:
         (s.request[request, Request.FIRST_WEIGHT] - s.request[request, Request.START]) % s.fixed[Fixed.BLOCK],
     ] += 1
     schedule(s, request, group)
+    if takes_turns(s):  # with a prompt it may hold what it frees in the next tick
+        tokens = members_tokens(s, request, group)
+        s.ahead[Ahead.READS] += s.context[tokens]
+        s.ahead[Ahead.STEP] += step_of_context(s, tokens)
+        note_turn(s, request, s.group[group, Group.TICK] + 1)
 
 
 @kernel
@@ -208,16 +215,22 @@ def leave(s: State, request: int, group: int) -> int:
         group,
         (s.request[request, Request.FIRST_WEIGHT] - s.request[request, Request.START]) % s.fixed[Fixed.BLOCK],
     ] -= 1
+    if takes_turns(s):
+        s.ahead[Ahead.READS] -= s.context[tokens]
+        s.ahead[Ahead.STEP] -= step_of_context(s, tokens)
+        drop_turn(s, request)
+        if s.list[group_list(s, group), List.LENGTH] == 0:  # what rounding has left
+            s.ahead[Ahead.READS] = s.ahead[Ahead.STEP] = 0.0
     return int(tokens)
 
 
 @kernel
 def advance(s: State, group: int) -> None:
     """Let a group run: its members grow by a token each, before anything is checked or admitted."""
-    begin_tick(s, group)
+    have_blocks = begin_tick(s, group)
     if layered(s):
         request = s.list[group_list(s, group), List.HEAD]
-        while request != NOBODY:
+        while request != NOBODY and not have_blocks:
             tokens = members_tokens(s, request, group)
             compute(s, request, tokens - 1, tokens + s.fixed[Fixed.SLOTS])
             request = s.request[request, Request.AFTER]
@@ -226,11 +239,100 @@ def advance(s: State, group: int) -> None:
 
 
 @kernel
-def begin_tick(s: State, group: int) -> None:
-    """Let a group run, and leave what its members hold to the policy."""
+def begin_tick(s: State, group: int) -> bool:
+    """Let a group run; tell whether its members hold the blocks of the tick already: else the policy sees to that."""
     s.group[group, Group.RUNS] = 1
     s.group[group, Group.TICK] += 1
     s.group[group, Group.WEIGHT] += s.list[group_list(s, group), List.LENGTH]
+    if not takes_turns(s):
+        return False
+    look_ahead(s, s.group[group, Group.TICK])
+    suffice = bool(s.counter[Counter.HELD] + s.ahead[Ahead.TAKES] <= s.fixed[Fixed.CAPACITY])
+    turn(s, s.group[group, Group.TICK], suffice)
+    return suffice
+
+
+# Of layers of several kinds what a member holds, and by how much its context grows, changes in few ticks, which its
+# tokens tell: those are its turns.
+
+
+@kernel
+def step_of_context(s: State, tokens: int) -> float:
+    """Return how much more a request of so many tokens reads than one of a token less."""
+    return float(s.context[tokens] - s.context[max(tokens - 1, 0)])
+
+
+@kernel
+def note_turn(s: State, request: int, tick: int) -> None:
+    """Note that a member is looked up at a tick, less than `AHEAD` from now."""
+    place = tick % s.turn.shape[0]
+    first = s.turn[place]
+    s.request[request, Request.TURN] = place
+    s.request[request, Request.TURN_BEFORE], s.request[request, Request.TURN_AFTER] = NOBODY, first
+    if first != NOBODY:
+        s.request[first, Request.TURN_BEFORE] = request
+    s.turn[place] = request
+
+
+@kernel
+def drop_turn(s: State, request: int) -> None:
+    """Take that note back."""
+    left, right = s.request[request, Request.TURN_BEFORE], s.request[request, Request.TURN_AFTER]
+    if left == NOBODY:
+        s.turn[s.request[request, Request.TURN]] = right
+    else:
+        s.request[left, Request.TURN_AFTER] = right
+    if right != NOBODY:
+        s.request[right, Request.TURN_BEFORE] = left
+
+
+@kernel
+def look_ahead(s: State, tick: int) -> None:
+    """Look up what the members of the one group hold, and add to the context, in the next tick."""
+    note_next_turns(s, tick - 1)
+    step, holds, takes = s.ahead[Ahead.STEP], 0, 0
+    request = s.turn[tick % s.turn.shape[0]]
+    while request != NOBODY:
+        tokens = s.request[request, Request.FIRST_WEIGHT] + tick - s.request[request, Request.START]
+        more = s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
+        more -= s.request[request, Request.HOLDS]
+        holds, takes = holds + more, takes + max(more, 0)
+        step = step + step_of_context(s, tokens) - step_of_context(s, tokens - 1)
+        request = s.request[request, Request.TURN_AFTER]
+    s.ahead[Ahead.NEXT_STEP], s.ahead[Ahead.MORE], s.ahead[Ahead.TAKES] = step, holds, takes
+
+
+@kernel
+def turn(s: State, tick: int, suffice: bool) -> None:
+    """Let a tick that was looked at come; where blocks suffice, whose turn it is takes some, or frees them."""
+    request = s.turn[tick % s.turn.shape[0]]
+    while request != NOBODY and suffice:
+        tokens = s.request[request, Request.FIRST_WEIGHT] + tick - s.request[request, Request.START]
+        compute(s, request, tokens - 1, tokens)
+        request = s.request[request, Request.TURN_AFTER]
+    s.ahead[Ahead.STEP] = s.ahead[Ahead.NEXT_STEP]
+    s.ahead[Ahead.READS] += s.ahead[Ahead.STEP]
+
+
+@kernel
+def note_next_turns(s: State, tick: int) -> None:
+    """Note the next turns of those whose turn it was at a tick."""
+    place = tick % s.turn.shape[0]
+    request = s.turn[place]
+    s.turn[place] = NOBODY
+    while request != NOBODY:
+        following = s.request[request, Request.TURN_AFTER]
+        tokens = s.request[request, Request.FIRST_WEIGHT] + tick - s.request[request, Request.START]
+        note_turn(s, request, tick + min(s.blocks[tokens, Blocks.TURNS] - tokens, s.turn.shape[0] - 1))
+        request = following
+
+
+@kernel
+def is_turn(s: State, request: int) -> bool:
+    """Tell whether what a member of the one group holds changes in this tick."""
+    if not takes_turns(s):
+        return True
+    return bool(s.request[request, Request.TURN] == s.group[0, Group.TICK] % s.turn.shape[0])
 
 
 @kernel

@@ -38,6 +38,7 @@ from kvplan.simulation.actions import (
     enter,
     evict,
     give_up_after,
+    is_turn,
     leave,
     members_tokens,
     overflows,
@@ -184,9 +185,13 @@ def serve_in_order(s: State) -> bool:
     Who comes later still holds what it will free, so that the order counts.
     """
     preempted = False
-    begin_tick(s, 0)
+    if begin_tick(s, 0):
+        return False
     request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
+        if not is_turn(s, request):
+            request = s.request[request, Request.AFTER]
+            continue
         tokens = members_tokens(s, request, 0)
         compute(s, request, tokens - 1, tokens + s.fixed[Fixed.SLOTS])
         while overflows(s):
