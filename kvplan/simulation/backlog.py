@@ -19,7 +19,6 @@ from kvplan.model.drafts import Drafts
 from kvplan.model.lengths import Lengths
 from kvplan.model.weights import first_tokens, stage_count
 from kvplan.simulation import engine
-from kvplan.simulation.actions import note_turn
 from kvplan.simulation.initial_state import Setup, stage_weights
 from kvplan.simulation.policies import POLICIES
 from kvplan.simulation.policies.protocol import Scenario, Settings
@@ -41,6 +40,7 @@ from kvplan.simulation.state import (
     layered,
     takes_turns,
 )
+from kvplan.simulation.turns import note_turn
 
 _LONG = 10_000  # tokens, beyond which lengths are laid out one by one only where they have more pairs
 _PIECE = 1 << 12  # requests that are drawn at a time

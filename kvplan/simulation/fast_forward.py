@@ -8,7 +8,7 @@ results are the same to the last bit, in a fraction of the time.
 import math
 
 from kvplan.model.timing import bent_time, experts_time, iteration_time, linear_time
-from kvplan.simulation.actions import blocks_of, look_ahead, outstanding, turn, whole_tokens
+from kvplan.simulation.actions import blocks_of, outstanding, whole_tokens
 from kvplan.simulation.followups import next_event_s
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.state import (
@@ -37,6 +37,7 @@ from kvplan.simulation.state import (
     parked_list,
 )
 from kvplan.simulation.statistics import gap_position, gaps_of_span, nanoseconds, record, see_waiting
+from kvplan.simulation.turns import look_ahead, turn
 
 _INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
 _LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so further costs more than it saves

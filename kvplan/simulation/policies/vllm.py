@@ -33,12 +33,10 @@ from kvplan.simulation.actions import (
     advance,
     begin_tick,
     blocks_of,
-    compute,
     count_prompt,
     enter,
     evict,
     give_up_after,
-    is_turn,
     leave,
     members_tokens,
     overflows,
@@ -84,6 +82,7 @@ from kvplan.simulation.state import (
     layered,
     parked_list,
 )
+from kvplan.simulation.turns import compute, is_turn
 
 WATERMARK, FIRST_CHUNK, INTERVAL, SATURATED, SESSIONS = 1, 2, 3, 4, 5  # of the knobs
 WHOLE_PROMPT, FIRST_PART = range(2)
