@@ -232,8 +232,8 @@ class Request(Columns):
     HOLDS: int  # blocks; this and the next five: where layers keep KV of several kinds, or with drafts
     HOLDS_WINDOWS: int  # of the pool of windows
     PATH: int  # with drafts: where it begins in `State.emitted`
-    TURN: int  # place in `State.turn`
-    TURN_BEFORE: int  # neighbours among those at that place
+    TURN: int  # tick at which it is looked up next
+    TURN_BEFORE: int  # neighbours among those of that tick
     TURN_AFTER: int
 
     EXPECTED: int  # stages that the policy expects of it; this and the next two: of policies that look ahead or rank

@@ -46,7 +46,7 @@ def note_turn(s: State, request: int, tick: int) -> None:
     """Note that a member is looked up at a tick, less than `AHEAD` from now."""
     place = tick % s.turn.shape[0]
     first = s.turn[place]
-    s.request[request, Request.TURN] = place
+    s.request[request, Request.TURN] = tick
     s.request[request, Request.TURN_BEFORE], s.request[request, Request.TURN_AFTER] = NOBODY, first
     if first != NOBODY:
         s.request[first, Request.TURN_BEFORE] = request
@@ -58,7 +58,7 @@ def drop_turn(s: State, request: int) -> None:
     """Take that note back."""
     left, right = s.request[request, Request.TURN_BEFORE], s.request[request, Request.TURN_AFTER]
     if left == NOBODY:
-        s.turn[s.request[request, Request.TURN]] = right
+        s.turn[s.request[request, Request.TURN] % s.turn.shape[0]] = right
     else:
         s.request[left, Request.TURN_AFTER] = right
     if right != NOBODY:
@@ -109,6 +109,4 @@ def note_next_turns(s: State, tick: int) -> None:
 @kernel
 def is_turn(s: State, request: int) -> bool:
     """Tell whether what a member of the one group holds changes in this tick."""
-    if not takes_turns(s):
-        return True
-    return bool(s.request[request, Request.TURN] == s.group[0, Group.TICK] % s.turn.shape[0])
+    return bool(not takes_turns(s) or s.request[request, Request.TURN] == s.group[0, Group.TICK])
