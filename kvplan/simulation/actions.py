@@ -8,13 +8,14 @@ group of each iteration.
 import math
 
 from kvplan.simulation.followups import bring, follow, skip
-from kvplan.simulation.grouped_cache import ask_in_groups, leave_groups
+from kvplan.simulation.grouped_cache import leave_groups
 from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.queues import append, put_first, take_out
 from kvplan.simulation.radix_cache import leave_tree
 from kvplan.simulation.state import (
     NOBODY,
     STANDS_BY,
+    Ahead,
     Blocks,
     Cache,
     Clock,
@@ -38,8 +39,10 @@ from kvplan.simulation.state import (
     layered,
     parked_list,
     pooled,
+    takes_turns,
 )
 from kvplan.simulation.statistics import note_gaps
+from kvplan.simulation.turns import compute, drop_turn, look_ahead, note_turn, step_of_context, turn
 
 
 @kernel
@@ -51,26 +54,11 @@ def blocks_of(s: State, tokens: int) -> int:
 
 
 @kernel
-def compute(s: State, request: int, begin: int, end: int) -> None:
-    """Hold, of layers of several kinds, what a step takes that has computed `begin` tokens and has slots for `end`."""
-    if grouped(s):
-        ask_in_groups(s, request, begin, end)
-        return
-    blocks = s.blocks[end, Blocks.FILLED] - s.blocks[begin, Blocks.PASSED]
-    if pooled(s):
-        s.counter[Counter.WINDOWED] += blocks - s.request[request, Request.HOLDS_WINDOWS]
-        s.request[request, Request.HOLDS_WINDOWS] = blocks
-        blocks = s.blocks[end, Blocks.FILLED]
-    s.counter[Counter.HELD] += blocks - s.request[request, Request.HOLDS]
-    s.request[request, Request.HOLDS] = blocks
-
-
-@kernel
 def context_read(s: State) -> float:
     """Sum the context that the batch reads, in tokens of the layers that keep all."""
-    total = 0.0
+    total = float(s.ahead[Ahead.READS])
     for group in range(s.group.shape[0]):
-        if s.group[group, Group.RUNS]:
+        if s.group[group, Group.RUNS] and not takes_turns(s):
             request = s.list[group_list(s, group), List.HEAD]
             while request != NOBODY:
                 if s.group[group, Group.RUNS] != STANDS_BY or just_entered(s, request):
@@ -196,6 +184,11 @@ def enter(s: State, request: int, group: int, stage: int) -> None:
         (s.request[request, Request.FIRST_WEIGHT] - s.request[request, Request.START]) % s.fixed[Fixed.BLOCK],
     ] += 1
     schedule(s, request, group)
+    if takes_turns(s):  # with a prompt it may hold what it frees in the next tick
+        tokens = members_tokens(s, request, group)
+        s.ahead[Ahead.READS] += s.context[tokens]
+        s.ahead[Ahead.STEP] += step_of_context(s, tokens)
+        note_turn(s, request, s.group[group, Group.TICK] + 1)
 
 
 @kernel
@@ -208,16 +201,22 @@ def leave(s: State, request: int, group: int) -> int:
         group,
         (s.request[request, Request.FIRST_WEIGHT] - s.request[request, Request.START]) % s.fixed[Fixed.BLOCK],
     ] -= 1
+    if takes_turns(s):
+        s.ahead[Ahead.READS] -= s.context[tokens]
+        s.ahead[Ahead.STEP] -= step_of_context(s, tokens)
+        drop_turn(s, request)
+        if s.list[group_list(s, group), List.LENGTH] == 0:  # what rounding has left
+            s.ahead[Ahead.READS] = s.ahead[Ahead.STEP] = 0.0
     return int(tokens)
 
 
 @kernel
 def advance(s: State, group: int) -> None:
     """Let a group run: its members grow by a token each, before anything is checked or admitted."""
-    begin_tick(s, group)
+    have_blocks = begin_tick(s, group)
     if layered(s):
         request = s.list[group_list(s, group), List.HEAD]
-        while request != NOBODY:
+        while request != NOBODY and not have_blocks:
             tokens = members_tokens(s, request, group)
             compute(s, request, tokens - 1, tokens + s.fixed[Fixed.SLOTS])
             request = s.request[request, Request.AFTER]
@@ -226,11 +225,17 @@ def advance(s: State, group: int) -> None:
 
 
 @kernel
-def begin_tick(s: State, group: int) -> None:
-    """Let a group run, and leave what its members hold to the policy."""
+def begin_tick(s: State, group: int) -> bool:
+    """Let a group run; tell whether its members hold the blocks of the tick already: else the policy sees to that."""
     s.group[group, Group.RUNS] = 1
     s.group[group, Group.TICK] += 1
     s.group[group, Group.WEIGHT] += s.list[group_list(s, group), List.LENGTH]
+    if not takes_turns(s):
+        return False
+    look_ahead(s, s.group[group, Group.TICK])
+    suffice = bool(s.counter[Counter.HELD] + s.ahead[Ahead.TAKES] <= s.fixed[Fixed.CAPACITY])
+    turn(s, s.group[group, Group.TICK], suffice)
+    return suffice
 
 
 @kernel

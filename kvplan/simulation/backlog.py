@@ -25,6 +25,7 @@ from kvplan.simulation.policies.protocol import Scenario, Settings
 from kvplan.simulation.requests import Drafted, Requests, chosen, end_to_end, saturated, with_drafts
 from kvplan.simulation.state import (
     NOBODY,
+    Ahead,
     Blocks,
     Clock,
     Counter,
@@ -37,7 +38,9 @@ from kvplan.simulation.state import (
     State,
     Time,
     layered,
+    takes_turns,
 )
+from kvplan.simulation.turns import note_turn
 
 _LONG = 10_000  # tokens, beyond which lengths are laid out one by one only where they have more pairs
 _PIECE = 1 << 12  # requests that are drawn at a time
@@ -382,6 +385,12 @@ def put_residents(s: State, ages: IntArray, begin: int = 0) -> None:
     c[Counter.HELD] = int(blocks_held(s, row, stage).sum())
     if layered(s):
         request[:, Request.HOLDS] = blocks_held(s, row, stage)
+    if takes_turns(s):
+        tokens = request[:, Request.FIRST_WEIGHT] + stage
+        s.ahead[Ahead.READS] = s.context[tokens].sum()
+        s.ahead[Ahead.STEP] = (s.context[tokens] - s.context[tokens - 1]).sum()
+        for each in row.tolist():
+            note_turn(s, each, tick + 1)
 
 
 def blocks_held(s: State, row: IntArray, stage: IntArray) -> IntArray:

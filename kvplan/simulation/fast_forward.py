@@ -8,11 +8,10 @@ results are the same to the last bit, in a fraction of the time.
 import math
 
 from kvplan.model.timing import bent_time, experts_time, iteration_time, linear_time
-from kvplan.simulation.actions import blocks_of, members_tokens, outstanding, whole_tokens
+from kvplan.simulation.actions import blocks_of, outstanding, whole_tokens
 from kvplan.simulation.followups import next_event_s
 from kvplan.simulation.prefix_cache import cached_tokens
 from kvplan.simulation.state import (
-    AHEAD,
     CHOSEN,
     GAPS,
     GAPS_IN_E,
@@ -20,7 +19,6 @@ from kvplan.simulation.state import (
     MAX_TOKENS,
     NOBODY,
     Ahead,
-    Blocks,
     Clock,
     Counter,
     Fixed,
@@ -39,6 +37,7 @@ from kvplan.simulation.state import (
     parked_list,
 )
 from kvplan.simulation.statistics import gap_position, gaps_of_span, nanoseconds, record, see_waiting
+from kvplan.simulation.turns import look_ahead, turn
 
 _INSIDE = 1 - 1e-12  # stay further from the end of a bin of gaps than any rounding
 _LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so further costs more than it saves
@@ -82,70 +81,20 @@ def part_of_prompt(s: State) -> int:
 
 @kernel
 def parts_before_last(s: State, part: int) -> int:
-    """Count the iterations in which so many of its tokens are computed, and it goes on."""
+    """Count the iterations in which so many of its tokens are computed, and it goes on; none where layers differ."""
+    if layered(s):
+        return 0
     prompt = s.counter[Counter.PARTLY]
     left = whole_tokens(s, prompt, s.request[prompt, Request.STAGE]) - s.request[prompt, Request.PARKED]
     return int((left - 1) // part)
 
 
 @kernel
-def look_ahead(s: State) -> int:
-    """Look up what the next iterations read and hold, of layers of several kinds; return how many there are.
-
-    None while a prompt goes on. They end where somebody is due, memory lacks or there may be room for who waits, and
-    are few where somebody comes soon.
-    """
-    c, clock, size = s.counter, s.clock, s.group[0, Group.RING_SIZE]
-    members = s.list[group_list(s, 0), List.LENGTH]
-    tau = iteration_time(s.timing, float(s.group[0, Group.WEIGHT]), 0, members, 0)
-    count, most = 0, min(AHEAD, int(min((next_event_s(s) - clock[Clock.NOW]) / tau, AHEAD)) + 1)
-    if c[Counter.PARTLY] != NOBODY:
-        return 0
-    slot, holds = (s.group[0, Group.TICK] + 1) % size, c[Counter.HELD]
-    while count < most and s.ring[slot] == NOBODY:
-        for column in range(Ahead.WIDTH):
-            s.ahead[count, column] = 0
-        slot, count = slot + 1 if slot + 1 < size else 0, count + 1
-    # what is read grows by `slope` in an iteration; `ahead` has by how much that changes, and by how much what is held
-    reads, slope = 0.0, 0.0
-    request = s.list[group_list(s, 0), List.HEAD]
-    while request != NOBODY and count > 0:
-        first = members_tokens(s, request, 0) + 1
-        more = s.blocks[first, Blocks.FILLED] - s.blocks[first - 1, Blocks.PASSED]
-        more -= s.request[request, Request.HOLDS]
-        holds += more
-        s.ahead[0, Ahead.TAKES] += max(more, 0)
-        reads, slope = reads + s.context[first], slope + s.context[first] - s.context[first - 1]
-        tokens = s.blocks[first, Blocks.TURNS]
-        while tokens < first + count:
-            step = tokens - first
-            more = s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
-            more -= s.blocks[tokens - 1, Blocks.FILLED] - s.blocks[tokens - 2, Blocks.PASSED]
-            s.ahead[step, Ahead.HOLDS] += more
-            s.ahead[step, Ahead.TAKES] += max(more, 0)
-            s.ahead[step, Ahead.READS] += s.context[tokens] - s.context[tokens - 1]
-            s.ahead[step, Ahead.READS] -= s.context[tokens - 1] - s.context[tokens - 2]
-            tokens = s.blocks[tokens, Blocks.TURNS]
-        request = s.request[request, Request.AFTER]
-    held = c[Counter.HELD]
-    for step in range(count):
-        if step > 0:
-            slope += s.ahead[step, Ahead.READS]
-            reads += slope
-        holds += int(s.ahead[step, Ahead.HOLDS])
-        s.ahead[step, Ahead.READS], s.ahead[step, Ahead.HOLDS] = reads, holds
-        lacks = held + s.ahead[step, Ahead.TAKES] > s.fixed[Fixed.CAPACITY]
-        if lacks or (c[Counter.WAITING] > 0 and s.ahead[step, Ahead.HOLDS] < c[Counter.HELD]):
-            return step
-        held = int(s.ahead[step, Ahead.HOLDS])
-    return count
-
-
-@kernel
-def blocks_taken(s: State, step: int, held: int, phase: int, done: int, part: int) -> int:
+def blocks_taken(s: State, tick: int, phase: int, done: int, part: int) -> int:
     """Count the blocks that an iteration of a stretch takes, or frees if it is less than none."""
     if layered(s):
-        return int(s.ahead[step, Ahead.HOLDS]) - held
+        look_ahead(s, tick)
+        return int(s.ahead[Ahead.MORE])
     more = s.phase[0, phase]
     if part > 0:
         more += blocks_of(s, done + part) - blocks_of(s, done)
@@ -153,15 +102,12 @@ def blocks_taken(s: State, step: int, held: int, phase: int, done: int, part: in
 
 
 @kernel
-def hold_blocks(s: State) -> None:
-    """Note, of layers of several kinds, what each member holds after such iterations."""
-    request = s.list[group_list(s, 0), List.HEAD]
-    while request != NOBODY:
-        tokens = members_tokens(s, request, 0)
-        s.request[request, Request.HOLDS] = (
-            s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
-        )
-        request = s.request[request, Request.AFTER]
+def is_looked_up(s: State, held: int, more: int, at_first: int) -> bool:
+    """Tell whether memory lacks for an iteration, or there may be room for who waits: `at_first` there was none."""
+    if not layered(s):
+        return bool(held + more > s.fixed[Fixed.CAPACITY])
+    room = s.counter[Counter.WAITING] > 0 and held + more < at_first
+    return bool(room or held + s.ahead[Ahead.TAKES] > s.fixed[Fixed.CAPACITY])
 
 
 @kernel
@@ -178,8 +124,6 @@ def coast(s: State, limit: int, patience: int) -> None:
         limit = min(limit, c[Counter.ITERATIONS] + parts_before_last(s, part))
     if running == 0 or not all_emit(s):
         return
-    if layered(s):
-        limit = min(limit, c[Counter.ITERATIONS] + look_ahead(s))
     prompts = part if part > 1 else 0  # engines count a single token as one of a sequence
     event_s = min(next_event_s(s), clock[Clock.PAUSE], clock[Clock.SPAN_END])
     limit = min(limit, c[Counter.LAST_COMPLETION] + patience + 1)
@@ -198,26 +142,28 @@ def coast(s: State, limit: int, patience: int) -> None:
     all_pairs = s.span[row, Span.PAIRS]
     beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
     woken, all_woken = 1.0 - (1.0 - s.timing[CHOSEN]) ** (prompts + running), s.span[row, Span.WOKEN]
-    capacity, bin_tokens, horizon_s = s.fixed[Fixed.CAPACITY], s.fixed[Fixed.BIN], clock[Clock.HORIZON]
+    at_first, bin_tokens, horizon_s = held, s.fixed[Fixed.BIN], clock[Clock.HORIZON]
     place, low_s, high_s = 0, math.inf, 0.0
     kv_bin = held * block // bin_tokens
     bent, of_experts = bent_time(s.timing, prompts, running), experts_time(s.timing, prompts + running)
     while iterations < limit and now < event_s:
         slot = slot + 1 if slot + 1 < size else 0
-        more = blocks_taken(s, iterations - begun, held, phase, done, part)
-        reads = (
-            s.ahead[iterations - begun, Ahead.READS] if layered(s) else float(weight + members + done + part)
-        )
+        more, reads = blocks_taken(s, tick + 1, phase, done, part), float(weight + members + done + part)
+        if layered(s):
+            reads = s.ahead[Ahead.READS] + s.ahead[Ahead.NEXT_STEP]
         pairs = prompts * (2 * done + part + 1) // 2
         tau = linear_time(s.timing, reads, prompts, running, pairs) + bent + of_experts
-        if s.ring[slot] != NOBODY or held + more > capacity or now + tau > horizon_s:
+        if s.ring[slot] != NOBODY or is_looked_up(s, held, more, at_first) or now + tau > horizon_s:
             break
         phase = phase - 1 if phase > 0 else block - 1
         iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
         now, busy = now + tau, busy + tau
+        if layered(s):
+            turn(s, tick, True)
         if more != 0:
             held += more
             c[Counter.HELD] = held
+            c[Counter.PEAK] = max(c[Counter.PEAK], held * block)  # of windows it may fall again
             kv_bin, cached = int(held * block / bin_tokens), cached_tokens(s)  # exact, and faster than //
         kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
         waiting_s = waiting_s + tau * waiting
@@ -258,8 +204,6 @@ def coast(s: State, limit: int, patience: int) -> None:
     s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
     s.span[row, Span.SEQUENCES] += (iterations - begun) * running
     if iterations > begun:  # else what is held can be that of a batch that is not run any more
-        if layered(s):
-            hold_blocks(s)
         clock[Clock.ENDED] = now
         see_waiting(s)
         c[Counter.PEAK] = max(c[Counter.PEAK], held * block)

@@ -14,6 +14,7 @@ from kvplan.simulation.requests import Requests, chosen
 from kvplan.simulation.state import NOBODY, Cache, Counter, Fixed, List, Place, Request, State, Stream, Time
 
 _LINKS = slice(Request.BEFORE, Request.DUE_AFTER + 1)  # columns that name a row
+_TURNS = slice(Request.TURN_BEFORE, Request.TURN_AFTER + 1)  # where layers keep KV of several kinds, too
 _QUEUED = slice(Stream.IN_FRONT, Stream.BEHIND + 1)  # of a stream
 _Array = TypeVar("_Array", FloatArray, IntArray)
 
@@ -111,11 +112,14 @@ class RowPool:
         row = np.full(self.number.size + 1, NOBODY)
         row[left] = np.arange(count)
         _rename([one.ring for one in states], slice(None), row)
+        _rename([one.turn for one in states], slice(None), row)
         _rename([one.list for one in states], (slice(None), [List.HEAD, List.TAIL]), row)
         _rename([one.counter for one in states], [Counter.PARTLY, Counter.OLDEST, Counter.NEWEST], row)
         self.number = np.concatenate((self.number[left], np.arange(begin, begin + more)))
         time, request = _moved(s.time, left, more), _moved(s.request, left, more)
         request[:count, _LINKS] = row[request[:count, _LINKS]]
+        if s.turn.size:
+            request[:count, _TURNS] = row[request[:count, _TURNS]]
         begin_rows(time[count:], request[count:], self.requests, self._setup, self._replica.prefill, begin)
         stream = s.stream
         if caches:

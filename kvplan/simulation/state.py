@@ -18,7 +18,7 @@ KNEE, CHOSEN, PER_PAIR, ALL_RANKS, D5_ALL_RANKS = 6, 8, 9, 10, 11  # in `State.t
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
-AHEAD = 32  # iterations that are looked up at once, of layers of several kinds
+AHEAD = 32  # size of `State.turn`
 MAX_TOKENS = 0  # the first of the knobs, where prompts are computed in parts: the budget of an iteration
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -229,9 +229,12 @@ class Request(Columns):
     DUE_AFTER: int
     PROMISE: int  # while it is resident: blocks or tokens, as the policy counts
 
-    HOLDS: int  # blocks; this and the next two: where layers keep KV of several kinds, or with drafts
+    HOLDS: int  # blocks; this and the next five: where layers keep KV of several kinds, or with drafts
     HOLDS_WINDOWS: int  # of the pool of windows
     PATH: int  # with drafts: where it begins in `State.emitted`
+    TURN: int  # tick at which it is looked up next
+    TURN_BEFORE: int  # neighbours among those of that tick
+    TURN_AFTER: int
 
     EXPECTED: int  # stages that the policy expects of it; this and the next two: of policies that look ahead or rank
     BELOW: int  # neighbours in the pile of a rank
@@ -332,9 +335,11 @@ class Blocks(Columns):
 class Ahead(Columns):
     """Of `State.ahead`."""
 
-    READS: int  # context, in tokens of the layers that keep all
-    HOLDS: int  # blocks in all
-    TAKES: int  # of these, more than before by those who need more, before others free theirs
+    READS: int  # context of all members, in tokens of the layers that keep all
+    STEP: int  # by which that grew in the last tick, and does in the next one but for whose turn it is
+    NEXT_STEP: int  # with these; this and what follows: of the tick that was looked at last
+    MORE: int  # blocks that are held then, more than before
+    TAKES: int  # by those who need more, before others free theirs
 
 
 class Rank(Columns):
@@ -522,7 +527,8 @@ class State(NamedTuple):
     # FILLED is held.
     blocks: IntArray
     context: FloatArray  # shape (n_tokens,): there, what a request of so many tokens reads
-    ahead: FloatArray  # shape (AHEAD, 3): there, what the next iterations read and hold
+    ahead: FloatArray  # shape (Ahead.WIDTH,): there, what the members of the one group read, and hold next
+    turn: IntArray  # shape (AHEAD,): there, first of those at each tick whose `Blocks.TURNS` it is, a ring
     emitted: IntArray  # with drafts: tokens of a request before each of its iterations, from its PATH on
     # shape (1 + n_replicas, n_columns): `Router`, then a `Site` a row. Shared by all replicas of a fleet; without
     # one a row.
@@ -534,6 +540,12 @@ class State(NamedTuple):
 def in_fleet(s: State) -> bool:
     """Tell whether this is a replica of several, whose router says who comes."""
     return bool(s.link.shape[0] > 0)
+
+
+@kernel
+def takes_turns(s: State) -> bool:
+    """Tell whether members of the one group are looked up when what they hold or add to the context changes."""
+    return bool(layered(s) and s.fixed[Fixed.COASTS])
 
 
 @kernel

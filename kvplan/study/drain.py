@@ -7,7 +7,7 @@ at once; users of a closed population all ask at once. Afterwards requests come 
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -94,7 +94,11 @@ def drain(model: ServingModel, plan: Plan, first_seed: int = 0) -> Drain:
     or for the prompt before it, is no queue. Below .9 of what a saturated replica
     serves the time is the queue over the difference of the rates.
     """
-    alone = as_run(steady_replica(model))
+    return _drain(as_run(steady_replica(model)), plan, first_seed)
+
+
+@lru_cache(maxsize=4)  # verdict, long runs and headroom ask alike
+def _drain(alone: ServingModel, plan: Plan, first_seed: int) -> Drain:
     course = _course(alone)
     burst = _requests(alone, course)
     if burst < 1:
@@ -105,7 +109,7 @@ def drain(model: ServingModel, plan: Plan, first_seed: int = 0) -> Drain:
         )
         return Drain(burst, None, None, None, reason)
     runs = at_once(
-        partial(_drained, alone, plan, engine_settings(model), course), range(first_seed, first_seed + SEEDS)
+        partial(_drained, alone, plan, engine_settings(alone), course), range(first_seed, first_seed + SEEDS)
     )
     times = sorted(run.drained_s for run in runs)
     middle = times[SEEDS // 2]

@@ -102,7 +102,7 @@ class Recovers(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Result of long runs: at the timing as it stands, and slower; None where the load is too much.
+    """Result of long runs: at the timing as it stands, which slower ones stand for that miss; None: too much load.
 
     `recovery` is None where it is not asked for, or the demand is not met anyway.
     """
@@ -230,6 +230,8 @@ class Task:
         if self._is_too_much(replicas, batched_tokens):
             return Judged(None, None)
         slow = self.keeps(replicas, batched_tokens, slower=True)
+        if slow.state is State.MISSES:  # whatever runs at the timing as it stands would say
+            return Judged(slow, slow)
         judged = Judged(self.keeps(replicas, batched_tokens, slower=False), slow)
         if judged.met is not State.HOLDS:
             return judged

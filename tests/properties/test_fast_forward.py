@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.model import Plan, Replica, RequestClass, ServingModel, Timing
+from kvplan.model import Engine, Plan, Replica, RequestClass, Scheduling, ServingModel, Timing
 from kvplan.model.fleet import Fleet, Routing
 from kvplan.model.gaps import Exponential, Lognormal
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.lengths import Lengths
 from kvplan.model.sessions import Reuse, Sessions
 from kvplan.simulation import engine, fast_forward
@@ -105,6 +106,43 @@ def test_a_stretch_is_what_its_iterations_are_one_by_one(
         for coasts in (True, False)
     )
     assert same(stretches, iterations)
+
+
+@given(
+    policy=st.sampled_from(["vllm", "greedy"]),
+    windows=st.sampled_from([Layers(Attention.WINDOW, 3, 16, 60), Layers(Attention.CHUNK, 2, 16, 40)]),
+    block=st.sampled_from([1, 2, 16]),
+    seed=st.integers(0, 1000),
+    memory=st.integers(1500, 8000),
+    budget=st.sampled_from([None, 64]),
+    rate=st.floats(0.1, 20.0),
+    by_priority=st.booleans(),
+)
+def test_members_that_are_looked_up_at_their_turns_alone_hold_and_read_what_all_do(
+    policy: str,
+    windows: Layers,
+    block: int,
+    seed: int,
+    memory: int,
+    budget: int | None,
+    rate: float,
+    by_priority: bool,
+) -> None:
+    layout = KvLayout((windows, Layers(Attention.FULL, 1, 16)), block)
+    replica = Replica(memory, block, max_num_batched_tokens=budget, layout=layout)
+    classes = [RequestClass(name, 100, (2, 150), (1.0, 1.0), rate, priority=i) for i, name in enumerate("ab")]
+    engine_of = Engine(scheduling=Scheduling.PRIORITY) if by_priority and policy == "vllm" else None
+    model = ServingModel(tuple(classes), Timing(0.01, d1=1e-6, d2=8e-5), replica, engine=engine_of)
+    requests = poisson(model, np.random.default_rng(seed), requests=40, horizon_s=None)
+    scenario = Scenario(model, Plan(), requests, ("a", "b"))
+    setup, _ = POLICIES[policy].prepare(scenario, Settings(policy, {}))
+    form_batch, timing = POLICIES[policy].form_batch, model.timing
+    at_turns, one_by_one = (
+        engine.run(form_batch, requests, timing, replica, setup._replace(coasts=coasts), compile=False)
+        for coasts in (True, False)
+    )
+    assert setup.coasts
+    assert same(at_turns, one_by_one)
 
 
 @given(

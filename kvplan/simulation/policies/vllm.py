@@ -33,7 +33,6 @@ from kvplan.simulation.actions import (
     advance,
     begin_tick,
     blocks_of,
-    compute,
     count_prompt,
     enter,
     evict,
@@ -83,6 +82,7 @@ from kvplan.simulation.state import (
     layered,
     parked_list,
 )
+from kvplan.simulation.turns import compute, is_turn
 
 WATERMARK, FIRST_CHUNK, INTERVAL, SATURATED, SESSIONS = 1, 2, 3, 4, 5  # of the knobs
 WHOLE_PROMPT, FIRST_PART = range(2)
@@ -184,9 +184,13 @@ def serve_in_order(s: State) -> bool:
     Who comes later still holds what it will free, so that the order counts.
     """
     preempted = False
-    begin_tick(s, 0)
+    if begin_tick(s, 0):
+        return False
     request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
+        if not is_turn(s, request):
+            request = s.request[request, Request.AFTER]
+            continue
         tokens = members_tokens(s, request, 0)
         compute(s, request, tokens - 1, tokens + s.fixed[Fixed.SLOTS])
         while overflows(s):
