@@ -14,7 +14,7 @@ from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.emit import engine
-from kvplan.emit.settings import EngineSettings, engine_settings_of, for_engine
+from kvplan.emit.settings import EngineSettings, engine_settings_of, for_engine, order_notes
 from kvplan.errors import UsageError
 from kvplan.model import (
     Admission,
@@ -285,3 +285,10 @@ def test_a_policy_without_a_host_tier_refuses_it() -> None:
     with pytest.raises(UsageError, match=r"sglang: a host tier, \[gpu.offload\], is not modelled"):
         POLICIES["sglang"].prepare(scenario, Settings("sglang", {}))
     assert POLICIES["sglang"].prepare(scenario, Settings("sglang", {"prefix_caching": (0.0,)}))
+
+
+def test_an_interval_of_prompts_is_said_to_be_left_out_for_engines_that_have_none() -> None:
+    model = replace(cached(), engine=Engine(prefill_interval=2))
+    said = "prefill_interval is vLLM's: it is not written for SGLang, and figures are without it."
+    assert [*order_notes(engine("sglang"), model)] == [said]
+    assert not [*order_notes(engine("vllm"), model)]

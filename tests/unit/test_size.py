@@ -24,10 +24,10 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 510,
     "kvplan/profile": 2_950,  # to become 2,100
     "kvplan/model": 3_380,  # to become 2,600
-    "tests": 44_880,  # to become 38,000
+    "tests": 44_890,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_310,
-    "docs": 3_570,
+    "docs": 3_580,
 }
 MODULES, LONGEST = 313, 600  # of the package, to become 260; and lines of one
 
