@@ -57,7 +57,10 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
     policy = POLICIES[engine_settings(model).policy]
     if not policy.host_tier:
         model = replace(model, replica=replace(model.replica, offload=None))
-    if (what := policy.lacks(model)) is not None:
+    what = policy.lacks(model)
+    if what is None and model.replica.layout is not None and model.finds_prefixes and policy.name != "vllm":
+        what = "a prefix cache of layers of several kinds"
+    if what is not None:
         raise UsageError(
             f"--target {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
         )

