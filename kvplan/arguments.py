@@ -165,6 +165,18 @@ class Number(Option[float | None, _T]):
         raise self.refused("a number", value)
 
 
+class Price(Number[_T]):
+    """A price, which may be nothing."""
+
+    metavar = "PRICE"
+
+    def read(self, value: Any) -> _T:
+        price = super().read(value)
+        if not 0 <= cast(float, price) <= 1e6:
+            raise UsageError(f"{self.flag} {price:g}: a price of 0 or more")
+        return price
+
+
 class Whole(Option[int | None, _T]):
     """A whole number, one of NumPy as well, within bounds."""
 
@@ -407,12 +419,15 @@ class ApiPrices(Option["Amount | Mapping[str, float] | None", ApiPrice | None]):
             value = ",".join(f"{name}={price}" for name, price in value.items())
         written = self.written(value)
         try:
-            prices = {
-                name.strip(): float(price) for name, price in (p.split("=") for p in written.split(","))
-            }
+            pairs = [
+                (name.strip(), float(price)) for name, price in (p.split("=") for p in written.split(","))
+            ]
         except ValueError:
-            prices = {}
-        if prices.keys() != {"in", "out"} or not all(0 < price <= 1e6 for price in prices.values()):
+            pairs = []
+        prices = dict(pairs)
+        if sorted(name for name, _ in pairs) != ["in", "out"] or not all(
+            0 < price <= 1e6 for price in prices.values()
+        ):
             raise UsageError(f"{self.flag} {written[:40]!r}: two prices above 0, such as in=0.6,out=2.4")
         return ApiPrice(prices["in"], prices["out"])
 
@@ -430,8 +445,8 @@ class Sizes(Option["Amount | Iterable[str | float] | None", tuple[float, ...] | 
             return ()
         try:
             sizes = tuple(parse_bytes(part.strip()) / (1 << 30) for part in written.split(","))
-        except ValueError:
-            sizes = (0.0,)
+        except UsageError as error:
+            raise UsageError(f"{self.flag}: {error}") from None
         if not all(0 < size <= 1e6 for size in sizes):
             raise UsageError(f"{self.flag} {written[:40]!r}: auto, or sizes such as 100GiB,200GiB")
         return sizes

@@ -21,6 +21,7 @@ from kvplan.arguments import (
     Number,
     Objectives,
     Pairs,
+    Price,
     Prices,
     Ranks,
     Rate,
@@ -198,9 +199,7 @@ class PlanOptions(ModelOptions):
         "Host memory of a replica behind its prefix cache: the least that saves replicas (auto), or sizes to compare, "
         "such as 100GiB,200GiB."
     )
-    memory_hour: Number[float] = Number(
-        "With --offload: price of a GiB of host memory an hour.", 0.0, metavar="PRICE"
-    )
+    memory_hour: Price[float] = Price("With --offload: price of a GiB of host memory an hour.", 0.0)
     headroom: Share[float] = Share("Added to the demand, such as 20%. Default: 0.", 0.0)
     slower: Share[float] = Share(
         "Objectives must hold with iterations longer by this share, too. Default: 5%.", 0.05

@@ -57,7 +57,10 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
     policy = POLICIES[engine_settings(model).policy]
     if not policy.host_tier:
         model = replace(model, replica=replace(model.replica, offload=None))
-    if (what := policy.lacks(model)) is not None:
+    what = policy.lacks(model)
+    if what is None and model.replica.layout is not None and model.finds_prefixes and policy.name != "vllm":
+        what = "a prefix cache of layers of several kinds"
+    if what is not None:
         raise UsageError(
             f"--target {engine.name}: its scheduler is not simulated beside {what}; that of vllm is"
         )
@@ -207,6 +210,19 @@ def _queue_bound(engine: Engine, report: Report, model: ServingModel, plan: Plan
     )
 
 
+def order_notes(engine: Engine, model: ServingModel) -> Iterator[str]:
+    """Say what clients send for their requests to go first, and what of the order that was planned is not written."""
+    if priorities := priorities_of(engine, model):
+        each = ", ".join(f"{number} ({name})" for name, number in priorities.items())
+        yield f"Clients send the field priority beside model in the body of a request: {each}."
+        if engine.name != EngineName.VLLM:
+            yield "Figures are first come first served: priorities are simulated as vLLM has them."
+    elif len({c.priority for c in model.classes}) > 1:
+        yield f"Priorities of classes are not written for {engine.title}, and figures are without them."
+    if engine.name != EngineName.VLLM and model.engine is not None and model.engine.prefill_interval > 1:
+        yield f"prefill_interval is vLLM's: it is not written for {engine.title}, and figures are without it."
+
+
 def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:
     if engine.note:
         yield engine.note
@@ -220,13 +236,7 @@ def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]
             yield f"Admission of whole prompts, as vLLM does since March 2026 unless told not to: {said}"
         if GATEWAY in {setting.name for setting in one.settings}:
             yield from advice_actions((one,), recovers=report.verdict.status is Status.STABLE)
-    if priorities := priorities_of(engine, model):
-        each = ", ".join(f"{number} ({name})" for name, number in priorities.items())
-        yield f"Clients send the field priority beside model in the body of a request: {each}."
-        if engine.name != EngineName.VLLM:
-            yield "Figures are first come first served: priorities are simulated as vLLM has them."
-    elif len({c.priority for c in model.classes}) > 1:
-        yield f"Priorities of classes are not written for {engine.title}, and figures are without them."
+    yield from order_notes(engine, model)
     replica = model.replica
     if replica.offload is not None:
         if engine.host_tier is None:

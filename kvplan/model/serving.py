@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvplan.engine import Engine
+from kvplan.engine import Engine, Scheduling
 from kvplan.model.arrays import FloatArray, IntArray, as_written
 from kvplan.model.arrivals import ArrivalProcess
 from kvplan.model.classes import Mix, RequestClass, in_rows
@@ -84,6 +84,11 @@ class ServingModel:
     def finds_prefixes(self) -> bool:
         """Tell whether there is a prefix cache, and traffic that finds something of others in it."""
         return self.replica.prefix_caching and self.has_common_prefixes
+
+    @property
+    def by_priority(self) -> bool:
+        """Tell whether the engine takes requests in the order of the priorities of their classes."""
+        return self.engine is not None and self.engine.scheduling is Scheduling.PRIORITY
 
     def on(self, hardware: Hardware | None) -> "ServingModel":
         """Put the traffic on other replicas; None: on its own."""

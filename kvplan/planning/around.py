@@ -205,7 +205,7 @@ def first_come(winner: Candidate, setting: Setting) -> int | None:
     None where priorities are not used, or no number is enough.
     """
     model = winner.task.model
-    if model.engine is None or model.engine.scheduling is Scheduling.FCFS:
+    if model.engine is None or not model.by_priority:
         return None
     other = replace(model, engine=replace(model.engine, scheduling=Scheduling.FCFS))
     return winner.varied(setting, replace(winner.task, model=other)).near(setting.replicas)

@@ -22,6 +22,7 @@ GIB = 1 << 30
 LINK = 25e9  # bytes/s from host to a GPU, PCIe 4.0 x16 as it is measured; where the profile says none
 _LEAST, _MOST = 1 / 8, 16.0  # times the KV memory of the GPUs, between which a tier is looked for
 _CLOSE = 0.1  # relative, of its size
+_TIMES = 4  # the replicas of the plan, up to which a smaller tier than its own is tried
 _POINTS, _BEYOND = 32, 1.5  # of a chart, and up to how many times the largest tier
 
 
@@ -58,7 +59,10 @@ def token_bytes(profile: Profile, kind: Kind | None) -> int:
     if kind is not None:
         token = kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype)
     if token is None:
-        raise UsageError("--offload: needs [gpu] kv_bytes_per_token, what a token takes of host memory")
+        raise UsageError(
+            "--offload: needs [gpu] kv_bytes_per_token, what a token takes of host memory, and memory in bytes, or "
+            "[gpu.offload], beside it"
+        )
     return int(token)
 
 
@@ -73,15 +77,19 @@ class HostMemory(NamedTuple):
     def tiers(self, sizes: tuple[float, ...]) -> Iterator[Tier]:
         """Yield what no tier takes, then tiers of so many GiB; without sizes the least that save replicas.
 
+        What does not hold with `_TIMES` as many replicas is left out.
+
         Of those the first saves one replica, the second as many as any tier does.
         """
-        yield self._tier(0.0, self.setting.replicas)
-        if sizes:
-            yield from (self._tier(gib, self._fewest(gib)) for gib in sizes)
+        bare = self.setting.replicas if self.winner.task.model.replica.offload is None else self._fewest(0.0)
+        for gib, replicas in ((0.0, bare), *((gib, self._fewest(gib)) for gib in sizes)):
+            if replicas is not None:
+                yield self._tier(gib, replicas)
+        if sizes or bare is None:
             return
         memory = self.winner.task.model.replica.memory_tokens * self.token / GIB
         least, most = _LEAST * memory, _MOST * memory
-        save = {self.setting.replicas - 1, self._fewest(most)} - {0, self.setting.replicas}
+        save = {bare - 1, self._fewest(most) or bare} - {0, bare}
         for replicas in sorted(save, reverse=True):
             if not self._holds(most, replicas):
                 continue
@@ -95,7 +103,8 @@ class HostMemory(NamedTuple):
         """Yield what is known by formulas of tiers up to beyond the largest; the replicas are those of the tiers."""
         most = _BEYOND * max(tier.gib for tier in tiers)
         for gib in (most * i / _POINTS for i in range(_POINTS + 1)):
-            yield self._tier(gib, min(tier.replicas for tier in tiers if tier.gib <= gib))
+            if held := [tier.replicas for tier in tiers if tier.gib <= gib]:
+                yield self._tier(gib, min(held))
 
     def _with(self, gib: float) -> Candidate:
         replica, memory = self.winner.task.model.replica, round(gib * GIB)
@@ -108,11 +117,18 @@ class HostMemory(NamedTuple):
         judged = self._with(gib).task.judge_briefly(replicas, self.setting.batched_tokens)
         return judged.state is State.HOLDS
 
-    def _fewest(self, gib: float) -> int:
-        replicas = self.setting.replicas
+    def _fewest(self, gib: float) -> int | None:
+        """Count down from the replicas of the plan; up where those have a host tier of their own, which counts there.
+
+        None where even several times as many do not hold.
+        """
+        replicas = planned = self.setting.replicas
         while replicas > 1 and self._holds(gib, replicas - 1):
             replicas -= 1
-        return replicas
+        if replicas < planned or self.winner.task.model.replica.offload is None:
+            return replicas
+        more = range(planned, _TIMES * planned + 1)
+        return next((n for n in more if self._holds(gib, n)), None)
 
     def _tier(self, gib: float, replicas: int) -> Tier:
         task = self._with(gib).task

@@ -48,7 +48,13 @@ def needed(study: Study) -> tuple[str, ...]:
         if (unfinished := result.figures["unfinished"])
     )
     cold = (r.policy for r in study.results if r.figures["prefix_cache.hit_rate"] is None)
+    first_come = (
+        r.policy
+        for r, p in zip(study.results, study.policies, strict=True)
+        if "scheduling" not in p.parameters
+    )
     about = {
+        "about.first_come": (study.by_priority and ", ".join(first_come)) or None,
         "about.unfinished": ", ".join(left) or None,
         "about.schedule_left_out": study.scheduled is False,
         "about.cold": ", ".join(cold) or None,

@@ -242,7 +242,9 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
         **({page.number("per hour"): lambda tier: _money(tier.per_hour)} if plan.request.priced else {}),
     }
     yield page.tabulate(columns, plan.host_memory)
-    if len(plan.host_memory) == 1:
+    if len(plan.host_memory) <= len(plan.request.offload):
+        yield page.Paragraph("What has no row does not hold with four times as many replicas either.")
+    elif len(plan.host_memory) == 1:
         yield page.Paragraph("No tier of up to 16 times the GPUs' KV memory saves a replica.")
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.worst_window import at_rates
-from kvplan.model import Plan, Scheduling, ServingModel
+from kvplan.model import Plan, ServingModel
 from kvplan.solve import boundary
 from kvplan.study.operating_point import operating_point
 
@@ -46,11 +46,10 @@ def behind(model: ServingModel, plan: Plan, *, tried: bool = True) -> Behind | N
     >>> round(found.most_rps, 2)
     2.67
     """
-    by_priority = model.engine is not None and model.engine.scheduling is Scheduling.PRIORITY
     order = sorted(model.classes, key=lambda c: c.priority)
     first, last = order[0], order[-1]
     if (
-        not by_priority
+        not model.by_priority
         or first.priority == last.priority
         or model.finds_prefixes
         or model.schedule is not None

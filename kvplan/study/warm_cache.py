@@ -267,7 +267,7 @@ def session_cap(model: ServingModel, plan: Plan) -> Gained | None:
     is on what is served without, from the same state.
     """
     replica, settings = _collapsible(model), engine_settings(model)
-    if replica is None or not replica.begins_sessions or settings.policy != "vllm":
+    if replica is None or not replica.begins_sessions or settings.policy != "vllm" or model.by_priority:
         return None
     caps = sorted({max(1, round(share * replica.burst)) for share in _CAPS})
     tried = [settings, *(Settings("session-cap", {**settings.given, "cap": (float(n),)}) for n in caps)]

@@ -4,19 +4,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import shipped
 from strategies import one_class
 
 from kvplan.emit import engine
 from kvplan.emit.settings import priorities_of
+from kvplan.engine import Engine, Scheduling
+from kvplan.errors import UsageError
 from kvplan.model import Replica, ServingModel, Timing
 from kvplan.options import Arrivals, SimulateOptions
 from kvplan.planning.service import with_rates
 from kvplan.profile.reading import Profile, parse_profile
+from kvplan.report.study_notes import needed
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.options import chosen, load
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.objectives import State, decide
+from kvplan.study.warm_cache import session_cap
 
 # An iteration takes 10 ms, and 1 ms for each token of a prompt: 0.11 s for a short one alone, 2.01 s for a long one.
 TWO = """\
@@ -107,3 +112,41 @@ def test_runs_of_simulate_begin_with_work_that_has_a_deadline() -> None:
     assert np.count_nonzero(late) == pytest.approx(100, abs=25)
     evenly = generate(found.model, load(replace(asked, arrivals=Arrivals.POISSON), model=found.model), 0)
     assert evenly.arrival_s[evenly.class_index == 1].min() > 0
+
+
+AGENTS = """\
+schema = 1
+name = "one class goes before agents"
+gpu = { memory_tokens = 10_000, block_tokens = 16 }
+timing = { d0 = "10 ms" }
+engine = { scheduling = "priority" }
+classes = [{ name = "chat", input = 100, decode = 2, rate = 1, priority = -1 }]
+
+[[sessions]]
+name = "agent"
+rate = 0.1
+first = 100
+user = 50
+decode = 5
+turns = 3
+think = { law = "fixed", value = "1 s" }
+"""
+
+
+def test_policies_that_know_no_priorities_are_named() -> None:
+    found = profile(AGENTS)
+    run = study(found.model, found.plan, Load(requests=20), chosen(["vllm", "sglang"], []), [0])
+    assert "Priorities of classes count for vllm alone, not for sglang." in needed(run)
+    alone = study(found.model, found.plan, Load(requests=20), chosen(["vllm"], []), [0])
+    assert not any("Priorities" in said for said in needed(alone))
+
+
+def test_a_cap_on_conversations_which_has_queues_of_its_own_refuses_priorities() -> None:
+    found = profile(AGENTS)
+    with pytest.raises(
+        UsageError, match=r'session-cap: not modelled beside \[engine\] scheduling = "priority"'
+    ):
+        study(found.model, found.plan, Load(requests=20), chosen(["session-cap"], []), [0])
+    collapses = shipped.profile("agents-collapse")
+    model = replace(collapses.model, engine=Engine(scheduling=Scheduling.PRIORITY))
+    assert session_cap(model, collapses.plan) is None

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import shipped
 from every import every
 from measured import UNDRAINED
 from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.emit import engine
-from kvplan.emit.settings import EngineSettings, engine_settings_of, for_engine
+from kvplan.emit.settings import EngineSettings, engine_settings_of, for_engine, order_notes
 from kvplan.errors import UsageError
 from kvplan.model import (
     Admission,
@@ -31,7 +32,7 @@ from kvplan.model import (
 from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Exponential
 from kvplan.model.replica import Offload
-from kvplan.model.sessions import Reuse
+from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.report.assembly import Analyses, ProfileIdentity
 from kvplan.report.words import Status
 from kvplan.show import settings
@@ -285,3 +286,20 @@ def test_a_policy_without_a_host_tier_refuses_it() -> None:
     with pytest.raises(UsageError, match=r"sglang: a host tier, \[gpu.offload\], is not modelled"):
         POLICIES["sglang"].prepare(scenario, Settings("sglang", {}))
     assert POLICIES["sglang"].prepare(scenario, Settings("sglang", {"prefix_caching": (0.0,)}))
+
+
+def test_an_interval_of_prompts_is_said_to_be_left_out_for_engines_that_have_none() -> None:
+    model = replace(cached(), engine=Engine(prefill_interval=2))
+    said = "prefill_interval is vLLM's: it is not written for SGLang, and figures are without it."
+    assert [*order_notes(engine("sglang"), model)] == [said]
+    assert not [*order_notes(engine("vllm"), model)]
+
+
+def test_a_prefix_cache_of_windows_is_not_written_for_an_engine_that_is_not_simulated_so() -> None:
+    gemma = shipped.profile("gemma-3-27b-h100").model
+    shares = tuple(replace(c, shared=(SharedPrompt(64, 1.0),)) for c in gemma.classes)
+    model = replace(gemma, classes=shares)
+    assert for_engine(engine("sglang"), gemma)
+    assert for_engine(engine("vllm"), model)
+    with pytest.raises(UsageError, match="not simulated beside a prefix cache of layers of several kinds"):
+        for_engine(engine("sglang"), model)

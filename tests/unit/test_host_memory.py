@@ -3,14 +3,17 @@
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from kvplan.model.replica import Offload
+from kvplan.model.replica import Offload, Replica
 from kvplan.options import PlanOptions
-from kvplan.planning.host_memory import GIB, LINK, Tier
+from kvplan.planning.host_memory import GIB, LINK, HostMemory, Tier
 from kvplan.planning.options import request
 from kvplan.planning.plan import plan
+from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import load_profile, shipped_text
 from kvplan.study.objectives import State
 from kvplan.study.trial import recovers
@@ -46,3 +49,28 @@ def test_the_tier_that_is_chosen_ends_the_collapse_and_a_quarter_less_does_not(a
         return seen.state
 
     assert (comes_back(tier.gib), comes_back(0.75 * tier.gib)) == (State.HOLDS, State.MISSES)
+
+
+class Judged(HostMemory):
+    """Three replicas hold without a tier, two with 150 GiB; nothing does below `least` GiB."""
+
+    __slots__ = ()
+    least = 0.0
+
+    def _holds(self, gib: float, replicas: int) -> bool:
+        return gib >= self.least and replicas >= (2 if gib >= 150 else 3)
+
+    def _tier(self, gib: float, replicas: int) -> Tier:
+        return Tier(gib, replicas, None, 0.0, 0.0, 0.0)
+
+
+def rows(kind: type[HostMemory], planned: int, own: Offload | None) -> list[tuple[float, int]]:
+    winner = SimpleNamespace(task=SimpleNamespace(model=SimpleNamespace(replica=Replica(9, offload=own))))
+    host = kind(1, cast(Candidate, winner), Setting(planned, 9), 0.0)
+    return [(tier.gib, tier.replicas) for tier in host.tiers((100.0, 200.0))]
+
+
+def test_a_tier_that_the_profile_has_does_not_count_in_rows_without_it_or_with_less() -> None:
+    own = Offload(9, 1.0)
+    assert rows(Judged, 2, own) == rows(Judged, 3, None) == [(0.0, 3), (100.0, 3), (200.0, 2)]
+    assert rows(type("Scarce", (Judged,), {"least": 120.0}), 2, own) == [(200.0, 2)]

@@ -37,6 +37,9 @@ class Study(NamedTuple):
     limits: Mapping[str, int] = {}  # of `[gpu]`, by name
     measured: MeasuredRange = MeasuredRange()  # in what range the timing was
     finds_prefixes: bool = False  # whether requests have prefixes in common, and the replica caches them
+    by_priority: bool = (
+        False  # whether the profile's engine takes requests by the priorities of their classes
+    )
     objectives: Mapping[str, float] = {}  # of a request's own times, seconds: who keeps them is goodput
     fleet: Fleet | None = None  # that the requests are shared among
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
@@ -155,6 +158,7 @@ def study(
         limits={name: limit for name in LIMITS if (limit := getattr(model.replica, name)) is not None},
         measured=model.measured,
         finds_prefixes=model.finds_prefixes,
+        by_priority=model.by_priority,
         objectives=objectives,
         fleet=model.fleet,
         by_chance=by_chance,

@@ -8,6 +8,7 @@ those that are active). Those that would begin wait, first come first served, be
 import numpy as np
 
 from kvplan.analysis.cache_states import cached_replica
+from kvplan.errors import UsageError
 from kvplan.model import IntArray
 from kvplan.simulation.initial_state import Setup
 from kvplan.simulation.policies import vllm
@@ -24,6 +25,8 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     setup, rule = vllm.prepare(scenario, settings)
     if turns is None:
         return setup, {"cap": None, **rule}
+    if scenario.model.by_priority:
+        raise UsageError(f'{settings.policy}: not modelled beside [engine] scheduling = "priority"')
     setup.knobs[vllm.SESSIONS] = cap
     return setup._replace(queue_of=begins(turns).astype(np.int64), queues=2), {"cap": cap, **rule}
 
