@@ -56,7 +56,7 @@ class Course(NamedTuple):
 def trial(model: ServingModel, plan: Plan, settings: Settings, objectives: Sequence[Objective]) -> Trial:
     """Run the model at its rates for a day, four times, and tell whether the objectives hold over all runs.
 
-    Runs are shorter where a day has more than half a million requests, of prefill and decode apart a quarter of that, or
+    Runs are shorter where a day has more than half a million requests, of prefill and decode apart a quarter, or
     more iterations than is affordable.
 
     Examples
