@@ -85,20 +85,20 @@ class _Run(NamedTuple):
     preempted: int
 
 
-def drain(model: ServingModel, plan: Plan, first_seed: int = 0) -> Drain:
+def drain(model: ServingModel, plan: Plan, first_seed: int = 0, within_s: float = math.inf) -> Drain:
     """Measure the time until the queue of a standard burst stays empty for a mean stay, or for a session's life.
 
     The time is that of the end of the step in which the queue was first seen empty. Of a fleet one replica with its
     share is looked at; rates are those of the classes, whatever a schedule makes of them; of a trace requests come at
     random. A queue is empty that somebody finds empty eight times in that time: a request that waits for an iteration,
-    or for the prompt before it, is no queue. Below .9 of what a saturated replica
-    serves the time is the queue over the difference of the rates.
+    or for the prompt before it, is no queue. Below .9 of what a saturated replica serves the time is the queue over the
+    difference of the rates. Runs go on until it is known whether the time is more than `within_s`.
     """
-    return _drain(as_run(steady_replica(model)), plan, first_seed)
+    return _drain(as_run(steady_replica(model)), plan, first_seed, within_s)
 
 
 @lru_cache(maxsize=4)  # verdict, long runs and headroom ask alike
-def _drain(alone: ServingModel, plan: Plan, first_seed: int) -> Drain:
+def _drain(alone: ServingModel, plan: Plan, first_seed: int, within_s: float) -> Drain:
     course = _course(alone)
     burst = _requests(alone, course)
     if burst < 1:
@@ -109,7 +109,8 @@ def _drain(alone: ServingModel, plan: Plan, first_seed: int) -> Drain:
         )
         return Drain(burst, None, None, None, reason)
     runs = at_once(
-        partial(_drained, alone, plan, engine_settings(alone), course), range(first_seed, first_seed + SEEDS)
+        partial(_drained, alone, plan, engine_settings(alone), course, course.end_s + within_s),
+        range(first_seed, first_seed + SEEDS),
     )
     times = sorted(run.drained_s for run in runs)
     middle = times[SEEDS // 2]
@@ -155,9 +156,12 @@ def _reason(runs: list[_Run]) -> str:
     return "not within a day" if hours > 23.9 else f"not within the {hours:.2g} h that were simulated"
 
 
-def _drained(model: ServingModel, plan: Plan, settings: Settings, course: _Course, seed: int) -> _Run:
+def _drained(
+    model: ServingModel, plan: Plan, settings: Settings, course: _Course, by_s: float, seed: int
+) -> _Run:
     rate = model.total_rate_rps
     most_s = min(course.end_s + DAY_S, max(_MOST_REQUESTS / rate, course.end_s + 2 * course.quiet_s))
+    most_s = min(most_s, by_s + 2 * course.quiet_s)
     horizon_s = course.end_s + _first_s(model, course)
     while True:
         horizon_s = min(horizon_s, most_s)

@@ -29,6 +29,7 @@ MARGIN = 1.01  # times the rate that is to last
 _DAY_S = 86_400.0
 _SEEDS, _AT_ONCE = 4, 2
 _MOST_REQUESTS, _FEWEST = 500_000, 2_500  # of a run
+_MOST_SPLIT = 125_000  # of a run whose prefill and decode replicas both keep a row for every request
 _MOST_WORK_S = 0.5  # counted, of a run
 _LONG = 4  # times what a request, or a session, stays, at least
 _AT_FIRST = 0.125  # of the length, to see soon what does not last for long
@@ -55,7 +56,8 @@ class Course(NamedTuple):
 def trial(model: ServingModel, plan: Plan, settings: Settings, objectives: Sequence[Objective]) -> Trial:
     """Run the model at its rates for a day, four times, and tell whether the objectives hold over all runs.
 
-    Runs are shorter where a day has more than half a million requests, or more iterations than is affordable.
+    Runs are shorter where a day has more than half a million requests, of prefill and decode apart a quarter, or
+    more iterations than is affordable.
 
     Examples
     --------
@@ -97,7 +99,8 @@ def _length_s(model: ServingModel, settings: Settings) -> tuple[float, float]:
     alone, rate = one_replica(model), model.total_rate_rps
     work_s = work_factor(model, settings) * counted_work_s(alone, rate, _DAY_S)
     least = max(_FEWEST / rate, _LONG * life_s(alone))
-    most = min(_DAY_S, _MOST_REQUESTS / rate, _DAY_S * _MOST_WORK_S / work_s)
+    requests = _MOST_SPLIT if model.fleet is not None and model.fleet.is_split else _MOST_REQUESTS
+    most = min(_DAY_S, requests / rate, _DAY_S * _MOST_WORK_S / work_s)
     length, period = max(least, most), period_s(model)
     if period is None:
         return length, least

@@ -244,9 +244,11 @@ class Task:
         slow = self.keeps(replicas, batched_tokens, slower=True, budget_s=_BRIEF_S, doubt=False)
         if slow.state is not State.HOLDS:
             return Judged(slow, slow)
-        return Judged(slow, slow, self.recovers(replicas, batched_tokens))
+        return Judged(slow, slow, self.recovers(replicas, batched_tokens, briefly=True))
 
-    def recovers(self, replicas: int, batched_tokens: int | None) -> Recovers | None:
+    def recovers(
+        self, replicas: int, batched_tokens: int | None, *, briefly: bool = False
+    ) -> Recovers | None:
         """Let a standard burst come upon one of so many replicas; None where nobody asks.
 
         Of replicas that prefill and others that decode, and of a trace, nobody knows.
@@ -254,7 +256,7 @@ class Task:
         if self.apart is not None or self.model.arrivals.trace is not None:
             return None
         task = self if self.router is None else replace(self, router=None)
-        return recovers(task.at(replicas, batched_tokens, slower=False), self.plan)
+        return recovers(task.at(replicas, batched_tokens, slower=False), self.plan, briefly=briefly)
 
     def even_budgets(self, replicas: int) -> list[int]:
         """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits.
@@ -345,8 +347,8 @@ class Task:
         return self.rate_rps / (replicas * self.sustainable_rps(batched_tokens, slower=slower))
 
 
-def recovers(model: ServingModel, plan: Plan) -> Recovers | None:
-    """Let a standard burst come upon a replica; None where nobody asks.
+def recovers(model: ServingModel, plan: Plan, *, briefly: bool = False) -> Recovers | None:
+    """Let a standard burst come upon a replica; None where nobody asks. `briefly`: not how long it takes in the end.
 
     That is where `recover` is "never", or where there is neither an objective nor a prefix cache.
 
@@ -360,7 +362,9 @@ def recovers(model: ServingModel, plan: Plan) -> Recovers | None:
     (900.0, 'holds')
     """
     within_s = recover_within_s(model, plan)
-    return None if within_s is None else Recovers(within_s, drain(model, plan), model)
+    if within_s is None:
+        return None
+    return Recovers(within_s, drain(model, plan, within_s=within_s if briefly else math.inf), model)
 
 
 def recover_within_s(model: ServingModel, plan: Plan) -> float | None:

@@ -72,6 +72,21 @@ def test_a_queue_that_stays_is_given_up_early_with_the_reason(monkeypatch: pytes
     assert max(queue.end_s for queue in looked) < 3600
 
 
+def test_a_run_ends_when_it_is_known_to_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At .8 of what is served a burst takes 660 s: 132 requests a second for a minute, over 10."""
+    ends: list[float] = []
+
+    class Watched(OpenRun):
+        def __init__(self, scenario: Scenario, settings: Settings, horizon_s: float) -> None:
+            super().__init__(scenario, settings, horizon_s)
+            ends.append(horizon_s)
+
+    monkeypatch.setattr(study, "OpenRun", Watched)
+    assert drain(clockwork(0.8), Plan(), within_s=600.0).within(600.0) == 0
+    assert max(ends) < 60 + 601
+    assert drain(clockwork(0.8), Plan(), within_s=700.0).within(700.0) == SEEDS
+
+
 class Noting(slow_simulator.POLICIES["vllm"]):  # type: ignore[misc]
     """Notes when each iteration begins, and who waits in it."""
 
