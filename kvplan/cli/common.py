@@ -70,8 +70,12 @@ def standard_input() -> BinaryIO:
 def check_plot(plot: Path | None, profiles: Sequence[str | None], output: Path | None) -> None:
     """Refuse a plot that could not be drawn or written, or only over another file, before the work that it shows."""
     if plot is not None:
-        if plot.suffix != ".svg":
-            raise UsageError(f"--plot {plot}: the name must end in .svg")
+        if plot.suffix not in (".svg", ".png"):
+            raise UsageError(f"--plot {plot}: the name must end in .svg or .png")
+        if plot.suffix == ".png":
+            from kvplan.show import png
+
+            png.check()
         refuse_overwriting(plot, [Path(profile) for profile in profiles if profile is not None], "--plot")
         refuse_one_file_for_both(plot, "--plot", output)
         check_writable(plot)
@@ -79,10 +83,11 @@ def check_plot(plot: Path | None, profiles: Sequence[str | None], output: Path |
 
 def write_plot(charts: "Sequence[Chart]", plot: Path) -> None:
     """Draw charts to the file of --plot; say so where there is none."""
-    from kvplan.show import svg
+    from kvplan.show import png, svg
 
     if charts:
-        write_result(svg.file(charts), plot)
+        drawn = svg.file(charts)
+        write_result(png.drawn(drawn) if plot.suffix == ".png" else drawn, plot)
     else:
         say("note: --plot: there is nothing to draw")
 

@@ -36,7 +36,8 @@ Profile = Annotated[
     ),
 ]
 Plot = Annotated[
-    Path | None, option("--plot", metavar="FILE.svg", help="Also draw the plots of the result to this file.")
+    Path | None,
+    option("--plot", metavar="FILE.svg", help="Also draw the plots of the result to this file; or a .png."),
 ]
 Format = Annotated[DocumentFormat, typer.Option("--format", help="Format of the result.")]
 Full = Annotated[bool, typer.Option("--full", help="Show everything, not the first screen alone.")]

@@ -19,8 +19,8 @@ class ClosedPipeError(Exception):
     """Whoever read the result has stopped reading; nothing to tell anybody."""
 
 
-def write_result(text: str, path: Path | None = None) -> None:
-    """Write a result to standard output, or to a file in its place, if `path` says where.
+def write_result(text: str | bytes, path: Path | None = None) -> None:
+    """Write a result to standard output, or to a file in its place, if `path` says where; bytes to a file alone.
 
     A file gets its new content in one step and keeps the old one if anything fails. Links are followed; devices and
     pipes are written straight. Everything is UTF-8, except on a terminal that uses something else.
@@ -34,9 +34,10 @@ def write_result(text: str, path: Path | None = None) -> None:
     """
     with _refusals("standard output" if path is None else str(path)):
         if path is None:
+            assert isinstance(text, str)
             _to_standard_output(text)
         else:
-            _to_path(text.encode(), path)
+            _to_path(text.encode() if isinstance(text, str) else text, path)
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """`--plot FILE.svg` and `--format html`: one way for all commands; what cannot be drawn is refused before the work."""
 
 import re
+import struct
+import sys
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 import kvplan
 from kvplan.cli.app import main
 from kvplan.report.assembly import Analyses
+from kvplan.show import png
 from kvplan.show.sweeps import columns_of, of_sweep
 from kvplan.study.replicas import scaled
 from kvplan.sweeps.definition import define
@@ -110,3 +114,37 @@ def test_a_map_has_the_rows_of_the_file_in_their_places(
     assert {line.label.removeprefix("beyond: ") for line in found.lines} == {
         status.replace("_", " ") for status in worst if status != "stable"
     }
+
+
+class NoFonts:
+    """A library that finds no font: all pictures are alike."""
+
+    @staticmethod
+    def svg_to_bytes(**_: object) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("library", "says"), [(None, r"pip install 'kvplan\[png\]'"), (NoFonts, "a PNG needs a font")]
+)
+def test_a_png_is_refused_before_the_work_without_its_library_or_a_font(
+    library: object, says: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", library)
+    png._family.cache_clear()
+    code, error = run("analyze", QUICK, "--plot", tmp_path / "a.png")
+    png._family.cache_clear()
+    assert code == 2
+    assert re.search(says, error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_png_is_the_svg_in_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two for each unit, and a rectangle's colour in it; where no font is installed, too."""
+    monkeypatch.setattr(png, "_family", lambda: "Arial")
+    red = '<rect width="3" height="2" fill="#f00"/>'
+    data = png.drawn(f'<svg xmlns="http://www.w3.org/2000/svg" width="3" height="2">{red}</svg>')
+    size, pixels = struct.unpack(">II", data[16:24]), zlib.decompress(data.split(b"IDAT")[1][:-4])
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert size == (6, 4)
+    assert b"\xff\x00\x00" in pixels
