@@ -146,9 +146,10 @@ def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Itera
     times = " to ".join(format_number(end, 3) for end in band)
     headroom, rates = headroom_range(offered), "" if ends is None else f" ({FORMATS['numbers'](ends)})"
     between = "" if headroom is None else f" ({FORMATS['changes'](headroom)})"
+    above = "capacity above the load" if counts_rates(offered) else "capacity for more users"
     yield (
         f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
-        f"{format_number(offered.sustainable_rps)}{rates} requests/s, with a capacity above the load of "
+        f"{format_number(offered.sustainable_rps)}{rates} requests/s, with a {above} of "
         f"{format_percent(offered.headroom, signed=True)}{between}; everything "
         "else is for the timing as it stands."
     )
