@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.cli.app import main
 from kvplan.gate.check import check
 from kvplan.gate.requirement import parse
@@ -69,6 +70,21 @@ def test_the_band_says_that_capacity_counts_users() -> None:
     found = profile(talk())
     (note, *_) = band_notes(found.model, Analyses(found.model, found.plan).load, 1.0)
     assert "a capacity for more users of +" in note
+
+
+def test_a_band_promises_no_verdict_that_a_burst_decides() -> None:
+    """Rates scale with iterations, what a burst leaves does not: only the load that is too much is told."""
+    table = (
+        'classes = [{ name = "all", input = 200, decode = 20, rate = RATE }]\nslo = { ttft_s.p95 = "9 s" }'
+    )
+    text = "\n".join([*talk().splitlines()[:4], table])
+    full = profile(text.replace("RATE", "1.0")).model
+    near = profile(text.replace("RATE", f"{sustainable_rate(full)[1] / 1.1:.4f}"))
+    found = Analyses(near.model, near.plan)
+    assert found.drains_up_to_rps is None
+    assert list(band_notes(near.model, found.load, None))[1:] == [
+        "Within that band more is offered than sustainable beyond 1.1 times its iteration times."
+    ]
 
 
 def test_where_headroom_fails_no_cache_is_blamed() -> None:
