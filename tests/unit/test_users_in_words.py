@@ -3,15 +3,18 @@
 from pathlib import Path
 
 import pytest
+from every import every
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.cli.app import main
 from kvplan.gate.check import check
 from kvplan.gate.requirement import parse
+from kvplan.planning.measuring import First
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses
 from kvplan.report.inputs import band_notes
 from kvplan.show.check import advice_text
+from kvplan.show.plan import _first
 from kvplan.simulation.experiments.load import Load
 
 TALK = """\
@@ -91,3 +94,17 @@ def test_where_headroom_fails_no_cache_is_blamed() -> None:
     (result,) = check(profile(talk()), None, [parse("headroom.ratio >= 90%")]).results
     assert "kvplan plan" in advice_text(result)
     assert "cache" not in advice_text(result)
+
+
+@every(
+    ("left", "words"),
+    [
+        ((6, 6), ", first 1 and 29 at once (2.4 min), which would leave one number of replicas"),
+        ((4, 7), ", first 1 and 29 at once (2.4 min), which would leave 4 numbers of replicas"),
+        ((2, None), ", first 1 and 29 at once (2.4 min)"),
+    ],
+)
+def test_runs_foretell_how_many_numbers_they_leave_and_not_which(
+    left: tuple[int, int | None], words: str
+) -> None:
+    assert _first(First((1, 29), 144.0, left)) == words
