@@ -232,7 +232,7 @@ def _notes(profile: Profile, subject: Subject) -> Iterator[str]:
     analyses = subject.analyses
     yield from doubts(analyses.model)
     if profile.model.measured.band is not None:
-        yield from band_notes(analyses.model, analyses.load, analyses.recovery.rate_rps or 0.0)
+        yield from band_notes(analyses.model, analyses.load, analyses.drains_up_to_rps)
 
 
 def _missed(analyses: Analyses, results: Sequence[Result]) -> Iterator[str]:

@@ -110,10 +110,18 @@ class Figures:
     @cached_property
     def recovers(self) -> Recovers | None:
         """Recovery from a standard burst in time; None where any backlog is asked about instead."""
-        if self.whole.arrivals.trace is not None:
-            return None
-        within_s = recover_within_s(self.model, self.plan)
+        within_s = self.recover_within_s
         return None if within_s is None else Recovers(within_s, self.drain, self.model)
+
+    @property
+    def recover_within_s(self) -> float | None:
+        """Seconds within which a standard burst has to be over; None where any backlog is asked about instead."""
+        return None if self.whole.arrivals.trace is not None else recover_within_s(self.model, self.plan)
+
+    @property
+    def drains_up_to_rps(self) -> float | None:
+        """Rate up to which any backlog drains, requests/s, 0 if none; None where a burst decides the verdict."""
+        return None if self.recover_within_s is not None else self.recovery.rate_rps or 0.0
 
     @cached_property
     def size(self) -> Size:

@@ -135,10 +135,11 @@ def verdicts_in(
     return verdicts
 
 
-def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Iterator[str]:
+def band_notes(model: ServingModel, offered: Load, recovery_rps: float | None) -> Iterator[str]:
     """Say what the error band of the timing makes of rates and verdict.
 
     Of the verdict with a prefix cache nothing: what it keeps depends on the clock, and does not scale with iterations.
+    Nor does what a standard burst leaves; where it decides, without `recovery_rps`, only too much load is told.
     """
     band, ends = model.measured.band, offered.sustainable_rps_range
     if band is None:
@@ -146,13 +147,20 @@ def band_notes(model: ServingModel, offered: Load, recovery_rps: float) -> Itera
     times = " to ".join(format_number(end, 3) for end in band)
     headroom, rates = headroom_range(offered), "" if ends is None else f" ({FORMATS['numbers'](ends)})"
     between = "" if headroom is None else f" ({FORMATS['changes'](headroom)})"
+    above = "capacity above the load" if counts_rates(offered) else "capacity for more users"
     yield (
         f"Error band of the timing: iterations took {times} times as long as it says. Sustainable are then "
-        f"{format_number(offered.sustainable_rps)}{rates} requests/s, with a capacity above the load of "
+        f"{format_number(offered.sustainable_rps)}{rates} requests/s, with a {above} of "
         f"{format_percent(offered.headroom, signed=True)}{between}; everything "
         "else is for the timing as it stands."
     )
     if model.finds_prefixes:
+        return
+    if recovery_rps is None:
+        end = offered.sustainable_rps / offered.offered_rps
+        if band[0] <= end < band[1]:
+            times = f"{format_number(end, 3)} times its iteration times"
+            yield f"Within that band more is offered than sustainable beyond {times}."
         return
     *before, (last, _) = verdicts_in(band, offered.offered_rps, offered.sustainable_rps, recovery_rps)
     if before:

@@ -77,7 +77,7 @@ def _of_inputs(figures: Figures, tried: bool) -> Iterator[str]:
     model = figures.model
     yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
-    yield from band_notes(model, figures.load, figures.recovery.rate_rps or 0.0)
+    yield from band_notes(model, figures.load, figures.drains_up_to_rps)
     if (found := behind(model, figures.plan, tried=tried)) is not None:
         now, most, filled = map(format_number, (found.now_rps, found.most_rps, found.filled_rps))
         ttft = " to ".join(map(format_seconds, (found.ttft_now_s, found.ttft_filled_s)))

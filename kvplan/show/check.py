@@ -21,9 +21,13 @@ _NO_RATE = "no change is tried, for each would take a search; the rate to offer 
 _NOT_KNOWN = (
     "no change of rates, memory or limits makes an input better known; measure it, and say so in [provenance]"
 )
+_MORE_REPLICAS = (
+    "no change is tried; kvplan plan with this profile and --headroom finds how many replicas have it"
+)
 _NOT_TRIED = (
     "no change is tried on a warm prefix cache; up to prefix_cache.sustainable_rps.guaranteed none is needed"
 )
+_SEARCHED = {"goodput": _NO_RATE, "headroom": _MORE_REPLICAS}  # by the block of the key
 _ASK_PLAN = "kvplan plan with this profile finds how many replicas are enough"
 _MORE = "and {} more; --full shows them"
 _ON_DEMAND = "--remedies looks for the smallest changes that would pass"
@@ -208,7 +212,7 @@ def advice_text(result: Result) -> str:
     if result.key == PLAN_HOLDS:
         return _ASK_PLAN
     if is_costly(result.key):
-        return _NO_RATE if result.key.path[0] == "goodput" else _NOT_TRIED
+        return _SEARCHED.get(str(result.key.path[0]), _NOT_TRIED)
     if result.requirement is None:
         return _DRIFTED
     return remedies_text(result.remedies) if result.tried else _ON_DEMAND

@@ -21,6 +21,11 @@ from kvplan.units import format_number, format_seconds
 Interval = tuple[float, float | None] | None
 Figures = Mapping[str, tuple[float, Interval]]
 
+_OF_FLEET = {
+    "running": " in all",
+    "waiting": " in all",
+    "kv_tokens.mean": " a replica",
+}  # of several replicas
 _WIDE = 0.1  # half an interval that is shown, as a share of the value
 
 
@@ -124,9 +129,7 @@ def _first(figures: Figures, unsettled: Collection[str], *, fleet: bool) -> Iter
         yield page.table((page.Column(""), *map(page.number, FIGURES)), times)
     keys = [key for key in SCREENS["own_rates"].split() if key in figures]
     means = {
-        SIMULATION[key][0] + " in all" * (fleet and key in ("running", "waiting")): written_as(
-            key, figures[key][0], 3
-        )
+        SIMULATION[key][0] + _OF_FLEET.get(key, "") * fleet: written_as(key, figures[key][0], 3)
         for key in keys
     }
     if means:

@@ -464,8 +464,11 @@ def _first(runs: First | None) -> str:
         return ""
     sizes = " and ".join(f"{size:,}" for size in runs.concurrencies)
     low, high = runs.replicas
-    left = f"{low:,} or more" if high is None else f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    return f", first {sizes} at once ({runs.seconds / 60:.1f} min), which would leave {left}"
+    first = f", first {sizes} at once ({runs.seconds / 60:.1f} min)"
+    if high is None:
+        return first
+    left = high - low + 1  # which numbers they are is what the runs say
+    return f"{first}, which would leave {'one number' if left == 1 else f'{left:,} numbers'} of replicas"
 
 
 def _backlogs(plan: Plan) -> Iterator[str]:

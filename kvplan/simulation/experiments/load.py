@@ -59,6 +59,7 @@ class Load(NamedTuple):
     stretch: float = 1.0  # gaps of the trace over those recorded
     burst_sessions: Burst | None = None  # beside those of the profile
     at_start: bool = False  # work with a deadline is there then, as much as would come at its rate
+    users: int = 0  # of a closed population, where nobody else asks
 
     def on(self, model: ServingModel) -> "Load":
         """Fill in the arrivals of the model where nothing else is said."""
@@ -70,7 +71,7 @@ class Load(NamedTuple):
             whole, longer = requests_of(arrivals.trace, rate), stretch(arrivals.trace, rate)
             return self._replace(trace=whole, share=arrivals.share, stretch=longer)
         if arrivals.is_poisson:
-            return self._replace(kind=Arrivals.POISSON)
+            return self._replace(kind=Arrivals.POISSON, users=_users(model))
         return self._replace(kind=Arrivals.GAMMA, cv=arrivals.cv)
 
     @property
@@ -96,6 +97,11 @@ class Load(NamedTuple):
             return self.share < 1
         drawn = self.kind is not Arrivals.INTERLEAVED
         return drawn and (self.follows_rates or model.mix.share.size > 1)
+
+
+def _users(model: ServingModel) -> int:
+    asked = [0 if c.sessions is None else c.sessions.users or 0 for c in model.classes]
+    return sum(asked) if all(asked) else 0
 
 
 def generate(model: ServingModel, load: Load, seed: int) -> Requests:
