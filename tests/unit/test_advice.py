@@ -132,8 +132,9 @@ def test_advice_is_the_same_again_and_gains_or_sustains(rate: float, memory: int
     assert base is not None
     for one in found:
         assert one.gain_backlogged > 0.02 or (base < rate and one.sustains_offered)
-        assert len(one.settings) == 1
-        assert 0 < one.settings[0].value < 1 or one.settings[0].value == int(one.settings[0].value)
+        (setting,) = one.settings
+        a_share_or_whole = 0 < setting.value < 1 or setting.value == int(setting.value)
+        assert setting.value >= rate if setting.name == GATEWAY else a_share_or_whole
 
 
 def test_a_limit_and_a_bound_on_waiting_end_a_collapse() -> None:
