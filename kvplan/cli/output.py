@@ -19,7 +19,7 @@ class ClosedPipeError(Exception):
     """Whoever read the result has stopped reading; nothing to tell anybody."""
 
 
-def write_result(text: str | bytes, path: Path | None = None) -> None:
+def write_result(result: str | bytes, path: Path | None = None) -> None:
     """Write a result to standard output, or to a file in its place, if `path` says where; bytes to a file alone.
 
     A file gets its new content in one step and keeps the old one if anything fails. Links are followed; devices and
@@ -34,10 +34,10 @@ def write_result(text: str | bytes, path: Path | None = None) -> None:
     """
     with _refusals("standard output" if path is None else str(path)):
         if path is None:
-            assert isinstance(text, str)
-            _to_standard_output(text)
+            assert isinstance(result, str)
+            _to_standard_output(result)
         else:
-            _to_path(text.encode() if isinstance(text, str) else text, path)
+            _to_path(result.encode() if isinstance(result, str) else result, path)
 
 
 @contextmanager

@@ -21,11 +21,7 @@ from kvplan.units import format_number, format_seconds
 Interval = tuple[float, float | None] | None
 Figures = Mapping[str, tuple[float, Interval]]
 
-_OF_FLEET = {
-    "running": " in all",
-    "waiting": " in all",
-    "kv_tokens.mean": " a replica",
-}  # of several replicas
+_OF_FLEET = {"running": " in all", "waiting": " in all", "kv_tokens.mean": " a replica"}
 _WIDE = 0.1  # half an interval that is shown, as a share of the value
 
 

@@ -102,7 +102,9 @@ class Recovers(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Result of long runs: at the timing as it stands, which slower ones stand for that miss; None: too much load.
+    """Results of long runs at the timing as it stands, and slower; None where the load is too much.
+
+    Where the slower runs miss no others are made, and theirs stand for both.
 
     `recovery` is None where it is not asked for, or the demand is not met anyway.
     """

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.analysis.cached_equilibrium import users_of
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
 from kvplan.model import ServingModel
@@ -71,7 +72,8 @@ class Load(NamedTuple):
             whole, longer = requests_of(arrivals.trace, rate), stretch(arrivals.trace, rate)
             return self._replace(trace=whole, share=arrivals.share, stretch=longer)
         if arrivals.is_poisson:
-            return self._replace(kind=Arrivals.POISSON, users=_users(model))
+            alone = all(c.sessions is not None and c.sessions.users for c in model.classes)
+            return self._replace(kind=Arrivals.POISSON, users=users_of(model) if alone else 0)
         return self._replace(kind=Arrivals.GAMMA, cv=arrivals.cv)
 
     @property
@@ -97,11 +99,6 @@ class Load(NamedTuple):
             return self.share < 1
         drawn = self.kind is not Arrivals.INTERLEAVED
         return drawn and (self.follows_rates or model.mix.share.size > 1)
-
-
-def _users(model: ServingModel) -> int:
-    asked = [0 if c.sessions is None else c.sessions.users or 0 for c in model.classes]
-    return sum(asked) if all(asked) else 0
 
 
 def generate(model: ServingModel, load: Load, seed: int) -> Requests:

@@ -37,9 +37,7 @@ class Study(NamedTuple):
     limits: Mapping[str, int] = {}  # of `[gpu]`, by name
     measured: MeasuredRange = MeasuredRange()  # in what range the timing was
     finds_prefixes: bool = False  # whether requests have prefixes in common, and the replica caches them
-    by_priority: bool = (
-        False  # whether the profile's engine takes requests by the priorities of their classes
-    )
+    by_priority: bool = False  # whether the profile's engine goes by the priorities of classes
     objectives: Mapping[str, float] = {}  # of a request's own times, seconds: who keeps them is goodput
     fleet: Fleet | None = None  # that the requests are shared among
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
