@@ -20,7 +20,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/sweeps": 1_150,
     "kvplan/compiling": 840,
     "kvplan/reproduction": 700,
-    "kvplan/cli": 1_630,  # to become 1,500
+    "kvplan/cli": 1_640,  # to become 1,500
     "kvplan/api": 510,
     "kvplan/profile": 2_950,  # to become 2,100
     "kvplan/model": 3_380,  # to become 2,600
