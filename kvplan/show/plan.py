@@ -403,6 +403,8 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
             "[{?context.turns > 1}; {prefix_cache.hit_ratio} of prompts found in the prefix cache]", ledger
         )
         yield f"Context: {told}{hits or ''}."
+    rate, tokens = map(format_number, plan.share)
+    yield f"Each: {rate} requests/s a replica, {tokens} output tokens/s a GPU."
     if plan.first_come is not None:
         yield (
             f"Replicas by short runs, bursts left out: {plan.by_short_runs:,} by priority, {plan.first_come:,} first "
