@@ -258,7 +258,9 @@ def _size(plan: Plan, size: Size) -> str:
         return said
     if spare.ratio <= 0:
         return f"{said}; no room: {headroom_ends(spare)}"
-    return f"{said}; room for {'at least ' * spare.at_least}{format_percent(spare.ratio)} more"
+    if spare.at_least:
+        return f"{said}; room for at least {format_percent(spare.ratio)} more"
+    return f"{said}; room for {format_percent(spare.ratio)} more, then {headroom_ends(spare)}"
 
 
 def _missed(size: Size, key: str) -> str:
