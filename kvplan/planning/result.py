@@ -102,6 +102,13 @@ class Cost(NamedTuple):
     per_million_output_tokens: float
 
 
+class Share(NamedTuple):
+    """What the demand that is planned for gives each replica, and each GPU."""
+
+    replica_rps: float
+    gpu_output_tokens_per_s: float
+
+
 class Api(NamedTuple):
     """An API beside the plan: what an hour of the demand costs there, and the rate from which the plan is cheaper.
 
@@ -295,6 +302,14 @@ class Plan(NamedTuple):
         out = self.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
         every = out + self.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
         return Cost(hour, hour / every, hour / out)
+
+    @property
+    def share(self) -> Share:
+        """The share of each."""
+        model, replicas = self.winner.task.model, self.setting.replicas
+        tokens = model.mix.mean(model.mix.decode_tokens) / model.replica.gpus
+        rate_rps = model.total_rate_rps / replicas
+        return Share(rate_rps, rate_rps * tokens)
 
     @property
     def api(self) -> Api | None:

@@ -258,7 +258,9 @@ def _size(plan: Plan, size: Size) -> str:
         return said
     if spare.ratio <= 0:
         return f"{said}; no room: {headroom_ends(spare)}"
-    return f"{said}; room for {'at least ' * spare.at_least}{format_percent(spare.ratio)} more"
+    if spare.at_least:
+        return f"{said}; room for at least {format_percent(spare.ratio)} more"
+    return f"{said}; room for {format_percent(spare.ratio)} more, then {headroom_ends(spare)}"
 
 
 def _missed(size: Size, key: str) -> str:
@@ -403,6 +405,8 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
             "[{?context.turns > 1}; {prefix_cache.hit_ratio} of prompts found in the prefix cache]", ledger
         )
         yield f"Context: {told}{hits or ''}."
+    rate, tokens = map(format_number, plan.share)
+    yield f"Each: {rate} requests/s a replica, {tokens} output tokens/s a GPU."
     if plan.first_come is not None:
         yield (
             f"Replicas by short runs, bursts left out: {plan.by_short_runs:,} by priority, {plan.first_come:,} first "

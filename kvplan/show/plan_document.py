@@ -85,6 +85,7 @@ def _around(plan: Plan) -> Json:
             | {"engine": {"max_num_batched_tokens": size.batched_tokens}}
             for size in plan.sizes
         ],
+        "share": plan.share._asdict(),
         "headroom": plan.headroom and plan.headroom._asdict(),
         "api": plan.api and plan.api._asdict(),
         "energy": plan.energy and plan.energy._asdict(),

@@ -43,6 +43,7 @@ def test_the_screen_says_how_many_at_what_price_and_why(planned: tuple[str, Path
     assert "* 1 1 $3.00 all met" in text
     assert "vllm serve meta-llama/Llama-3.1-8B --quantization fp8 --gpu-memory-utilization 0.92 " in text
     assert " --max-model-len 131072 " in text
+    assert "Each: 60 requests/s a replica, 1,200 output tokens/s a GPU." in text
     lines = planned[0].splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
@@ -83,6 +84,7 @@ def test_the_document_and_the_written_profile_agree_with_analyze(run: Run, plann
     assert found["burst"]["drain_s"] == report["verdict"]["drain"]["seconds"]
     assert found["profile"]["sha256"] == report["profile"]["sha256"]
     assert found["cost"]["per_hour"] == report["cost"]["per_hour"] == 3.0
+    assert found["share"] == pytest.approx({"replica_rps": 60, "gpu_output_tokens_per_s": 60 * 20})
     assert found["headroom"] == report["headroom"]
     [size] = [size for size in found["sizes"] if size["replicas"] == 1]
     assert (size["met"], size["recovers"]) == ("holds", "holds")
