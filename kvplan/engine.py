@@ -49,6 +49,9 @@ class Scheduling(StrEnum):
     PRIORITY = "priority"
 
 
+_HAVE_INTERVALS = {EngineName.VLLM: (0, 24), EngineName.SGLANG: (0, 5, 19)}  # from which version on
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine as its version and flags make it.
@@ -87,3 +90,13 @@ class Engine:
     max_model_len: int | None = None
     scheduling: Scheduling = Scheduling.FCFS
     prefill_interval: int = 1
+
+
+def has_intervals(engine: Engine) -> bool:
+    """Tell whether an engine can compute prompts in one of every so many iterations; where its version is named, that.
+
+    >>> has_intervals(Engine()), has_intervals(Engine(version="0.23.1")), has_intervals(Engine(EngineName.TRTLLM))
+    (True, False, False)
+    """
+    since = _HAVE_INTERVALS.get(engine.name)
+    return since is not None and (not engine.version or numbers(engine.version) >= since)
