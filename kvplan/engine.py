@@ -65,7 +65,7 @@ class Engine:
     scheduling
         Of vLLM: whether priorities of classes count.
     prefill_interval
-        vLLM's data-parallel ranks compute prompts in every so many iterations only.
+        Of so many iterations data-parallel ranks of vLLM, and SGLang, compute prompts in one.
     receive_every_steps
         SGLang looks for new requests after so many steps of decodes; after prompts, and where nothing runs, at once.
     batch_wait_iterations, batch_wait_tokens

@@ -19,7 +19,7 @@ from typing import Any
 
 from slow_prefix_cache import Cached
 from slow_radix_cache import Radix
-from slow_simulator import POLICIES, LivelockError, Request, Run, Work
+from slow_simulator import POLICIES, LivelockError, Request, Run, Sglang, Work
 
 from kvplan.model import Replica, Timing
 from kvplan.simulation.requests import Requests
@@ -54,6 +54,7 @@ class Site:
     def form(self) -> list[list[Request]]:
         """Form the batch of each rank."""
         if not self.balance:
+            self.owe_alike()
             return [rank.form(False) for rank in self.ranks]
         tried = [deepcopy(rank).form(False) for rank in self.ranks]
         decodes = [sum(request.decodes for request in batch) for batch in tried]
@@ -69,6 +70,13 @@ class Site:
         waits = not (ready or lonely or self.waited >= self.balance)
         self.waited = self.waited if waits else 0
         return [rank.form_waiting_or_not(waiting=waits) for rank in self.ranks]
+
+    def owe_alike(self) -> None:
+        """Have ranks of SGLang decode as long as the one that computed prompts last; nobody waits for none."""
+        ranks = [rank for rank in self.ranks if isinstance(rank, Sglang)]
+        owed = max((rank.owed for rank in ranks), default=0) if any(rank.decoding() for rank in ranks) else 0
+        for rank in ranks:
+            rank.alone, rank.owed = False, owed
 
     def begin(self, now: float) -> None:
         """Let all ranks begin an iteration, if any has a batch."""

@@ -99,6 +99,8 @@ def check(seed: int, policies: tuple[str, ...] = POLICIES) -> str:
         given["balance_iterations"] = known["balance_iterations"] = int(rng.choice([0, 1, 3, 20]))
     if ranks == 1:
         known["balance_iterations"] = 0
+    if policy == "sglang":
+        given["prefill_interval"] = known["prefill_interval"] = int(rng.choice([1, 2, 5]))
     found = simulated(model, requests, policy, given, compile=False)
     slow = step_together(policy, requests, law, rank, ranks, replicas, known)
     agree(found, slow)
@@ -138,8 +140,9 @@ def check_sessions(seed: int) -> bool:
         model = replace(model, fleet=None)
     rate = rng.choice([1.0, 6.0]) * ranks * replicas
     requests = stream_of_sessions([talk], [rate], rng, requests=int(rng.integers(2, 100)), horizon_s=None)
-    found = simulated(model, requests, policy, {}, compile=False)
-    known = {"max_new": (12,), "conservativeness": 1.0}
+    given = {"prefill_interval": int(rng.choice([1, 3]))} if policy == "sglang" else {}
+    found = simulated(model, requests, policy, given, compile=False)
+    known = {"max_new": (12,), "conservativeness": 1.0, **given}
     slow = step_together(policy, requests, law, rank, ranks, replicas, known, turns_stay=stay)
     agree(found, slow)
     assert found.found is not None
