@@ -223,7 +223,7 @@ def order_notes(engine: Engine, model: ServingModel) -> Iterator[str]:
         yield f"Priorities of classes are not written for {engine.title}, and figures are without them."
     served = model.engine
     if served is not None and served.name != engine.name and served.prefill_interval > 1:
-        yield f"prefill_interval is of {served.name}: it is not written for {engine.title}, and figures are without it."
+        yield f"prefill_interval is another engine's: it is not written for {engine.title}, and figures are without it."
 
 
 def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Prompts in one of every so many iterations, of ranks that step together: where gaps bind, fewer of them see one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ class Spaced(NamedTuple):
         )
 
 
-def spaced(found: Race) -> Spaced | None:
+def spaced(found: Race, tell: Callable[[str], None]) -> Spaced | None:
     """Look for an interval with which a kind costs less than the winner does, if gaps are why it does not."""
     if found.winner is None or found.found is None:
         return None
@@ -50,6 +50,7 @@ def spaced(found: Race) -> Spaced | None:
     for without, size in found.sizes.items():
         if not _may_have(without) or not _gaps_bind(without, size, _below(least, without)):
             continue
+        tell(f"prompts at intervals on {without.name}")
         for kind in _at_intervals(without, size):
             seen.append(kind)
             setting = kind.fewest(_below(least, kind))

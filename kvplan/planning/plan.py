@@ -63,8 +63,7 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
     refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
     demand = _in_words(next(iter(profiles.values()))) if profiles else ""
     try:
-        tell("prompts at intervals")
-        at_intervals = None if "prefill_interval" in request.settings else spaced(found)
+        at_intervals = None if "prefill_interval" in request.settings else spaced(found, tell)
         if at_intervals is not None:
             before = profiles.pop(at_intervals.without)
             profiles[at_intervals.kind] = before.changed(
