@@ -93,7 +93,7 @@ class Engine:
 
 
 def has_intervals(engine: Engine) -> bool:
-    """Tell whether an engine can compute prompts in one of every so many iterations; where its version is named, that.
+    """Tell whether an engine, in the version that is named, can compute prompts in one of every so many iterations.
 
     >>> has_intervals(Engine()), has_intervals(Engine(version="0.23.1")), has_intervals(Engine(EngineName.TRTLLM))
     (True, False, False)

@@ -425,7 +425,7 @@ class Document(Table, title="kvplan profile"):
         timing = self.timing
         shared = timing.experts, timing.d4, timing.all_ranks, timing.d5_all_ranks
         engine = self.engine
-        spaced = engine is not None and engine.name is EngineName.VLLM and engine.prefill_interval > 1
+        spaced = engine is not None and engine.prefill_interval > 1 and engine.name is not EngineName.SGLANG
         waits = spaced or (engine is not None and engine.balance_iterations > 0)
         return 1 if self.gpu.expert_parallel > 1 or waits or any(shared) else self.gpu.data_parallel
 

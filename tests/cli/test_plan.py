@@ -133,7 +133,7 @@ def test_profiles_are_ranked_by_what_they_cost(
 RANKS = """\
 schema = 1
 name = "eight ranks"
-gpu = { memory_tokens = 600_000, block_tokens = 16, data_parallel = 8, expert_parallel = 8, max_num_seqs = 256 }
+gpu = { memory_tokens = 600_000, data_parallel = 8, expert_parallel = 8, max_num_batched_tokens = 8192 }
 timing = { d0 = "30 ms", d2 = "0.2 ms" }
 classes = [{ name = "a", input = 1000, decode = 200, rate = 24 }]
 slo = { itl_s.p50 = "100 ms" }

@@ -41,7 +41,7 @@ SGLang from asking again until a request has ended.
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.model import Engine
+from kvplan.model import Engine, EngineName
 from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.simulation.actions import advance, members_tokens, overflows, seat, seat_is_free, stand_by
 from kvplan.simulation.initial_state import Pools, Setup
@@ -350,7 +350,8 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     first, least, decay = ratios(conservativeness)
     engine = scenario.model.engine or Engine()
     every = whole_number(settings, RECEIVE_EVERY_STEPS, engine.receive_every_steps, 1)
-    interval = whole_number(settings, _INTERVAL, engine.prefill_interval, 1)
+    of_profile = engine.prefill_interval if engine.name is EngineName.SGLANG else 1
+    interval = whole_number(settings, _INTERVAL, of_profile, 1)
     setup, limits = within_limits(
         *(scenario, settings, first, first, least, decay, 0.0, every, every, interval - 1),
         seats_name=_MOST_RUNNING,
