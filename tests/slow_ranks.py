@@ -46,7 +46,7 @@ class Site:
         self.ranks, self.law, self.balance, self.waited = ranks, law, balance, 0
         self.ends_s = math.inf
         self.works: list[Work] = []
-        self.sent = 0
+        self.sent = self.iterations = 0
 
     def load(self) -> int:
         return sum(map(load, self.ranks))
@@ -54,7 +54,7 @@ class Site:
     def form(self) -> list[list[Request]]:
         """Form the batch of each rank."""
         if not self.balance:
-            self.owe_alike()
+            self.keep_pace()
             return [rank.form(False) for rank in self.ranks]
         tried = [deepcopy(rank).form(False) for rank in self.ranks]
         decodes = [sum(request.decodes for request in batch) for batch in tried]
@@ -71,8 +71,10 @@ class Site:
         self.waited = self.waited if waits else 0
         return [rank.form_waiting_or_not(waiting=waits) for rank in self.ranks]
 
-    def owe_alike(self) -> None:
-        """Have ranks of SGLang decode as long as the one that computed prompts last; nobody waits for none."""
+    def keep_pace(self) -> None:
+        """Count iterations for vLLM's ranks; SGLang's decode as long as who computed prompts last, if any does."""
+        for rank in self.ranks:
+            rank.before = self.iterations
         ranks = [rank for rank in self.ranks if isinstance(rank, Sglang)]
         owed = max((rank.owed for rank in ranks), default=0) if any(rank.decoding() for rank in ranks) else 0
         for rank in ranks:
@@ -111,6 +113,7 @@ class Site:
 
     def end(self, found: Found) -> list[int]:
         """End the iteration, and tell who is done."""
+        self.iterations += 1
         found.iterations, found.busy_s = found.iterations + 1, found.busy_s + self.tau
         found.kv_peak = max(found.kv_peak, self.held)
         found.prefill_peak = max(found.prefill_peak, sum(work.prefill_tokens for work in self.works))

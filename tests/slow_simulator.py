@@ -164,9 +164,11 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     With `receive_every_steps` n above 1 it looks for new requests after n iterations that decode, since it looked
     last; after an iteration that computes prompts and where nobody is resident, at once. Nobody else joins its queue.
 
-    With `prefill_interval` n above 1 an iteration that computes prompts is followed by n - 1 that do not, while anybody
-    decodes; of ranks that step together after one in which any computed some, while anybody at any of them decodes.
-    Where the last who decodes is retracted beside a prompt that is begun, that goes on at once.
+    With `prefill_interval` n above 1 `vllm` computes no prompts in an iteration of which the number, counted from 0,
+    is not a multiple of n, while anybody decodes, unless the last one that did and preempted nobody left some in the
+    queue. After one of `sglang` that computes prompts come n - 1 that do not, while anybody decodes; of ranks that step
+    together after one in which any computed some, while anybody at any of them decodes. Where the last who decodes is
+    retracted beside a prompt that is begun, that goes on at once.
 
     With layers of several kinds `vllm` frees what a request's windows have passed when its turn comes. `sglang` has two
     pools (swa_full_tokens_ratio): as many bytes as the profile's pool are t tokens of the layers with full attention
@@ -764,6 +766,9 @@ class Vllm(Run):
         for request in self.all:
             request.input_tokens = max(request.input_tokens, 1)
         self.usable_blocks = self.replica.memory_tokens // self.block - 1
+        self.before = 0  # iterations, of all ranks
+        self.waits = False  # whether prompts do
+        self.saturated = False  # whether the last iteration that took prompts left some in the queue
 
     def free_blocks(self) -> int:
         return self.usable_blocks - sum(request.blocks for request in self.resident)
@@ -772,9 +777,12 @@ class Vllm(Run):
         self.budget = self.limit
         for request in self.resident:
             request.granted = 0
+        between = self.before % self.params.get("prefill_interval", 1) > 0
+        self.waits = between and not self.saturated and any(r.decodes for r in self.resident)
         preempted = self.walk_the_running_list()
-        if not preempted:
+        if not preempted and not self.waits:
             self.admit_from_the_queue()
+            self.saturated = bool(self.queue)
         return [request for request in self.resident if request.granted > 0]
 
     def is_alone(self) -> bool:
@@ -787,6 +795,8 @@ class Vllm(Run):
         position = 0
         while position < len(self.resident) and self.budget > 0:
             request = self.resident[position]
+            if self.waits and not request.decodes:
+                break
             uncomputed = request.input_tokens + request.generated - request.computed
             need = int(min(uncomputed, self.budget))
             lacking = math.ceil((request.computed + need) / self.block) - request.blocks

@@ -99,8 +99,10 @@ def check(seed: int, policies: tuple[str, ...] = POLICIES) -> str:
         given["balance_iterations"] = known["balance_iterations"] = int(rng.choice([0, 1, 3, 20]))
     if ranks == 1:
         known["balance_iterations"] = 0
-    if policy == "sglang":
-        given["prefill_interval"] = known["prefill_interval"] = int(rng.choice([1, 2, 5]))
+    if policy in ("vllm", "sglang"):
+        known["prefill_interval"] = int(rng.choice([1, 2, 5]))
+        served = Engine(EngineName(policy), prefill_interval=known["prefill_interval"])
+        model = replace(model, engine=served)
     found = simulated(model, requests, policy, given, compile=False)
     slow = step_together(policy, requests, law, rank, ranks, replicas, known)
     agree(found, slow)
