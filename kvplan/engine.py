@@ -49,6 +49,9 @@ class Scheduling(StrEnum):
     PRIORITY = "priority"
 
 
+_HAVE_INTERVALS = {EngineName.VLLM: (0, 24), EngineName.SGLANG: (0, 5, 19)}  # from which version on
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine as its version and flags make it.
@@ -62,7 +65,7 @@ class Engine:
     scheduling
         Of vLLM: whether priorities of classes count.
     prefill_interval
-        vLLM's data-parallel ranks compute prompts in every so many iterations only.
+        Of so many iterations data-parallel ranks of vLLM, and SGLang, compute prompts in one.
     receive_every_steps
         SGLang looks for new requests after so many steps of decodes; after prompts, and where nothing runs, at once.
     batch_wait_iterations, batch_wait_tokens
@@ -87,3 +90,13 @@ class Engine:
     max_model_len: int | None = None
     scheduling: Scheduling = Scheduling.FCFS
     prefill_interval: int = 1
+
+
+def has_intervals(engine: Engine) -> bool:
+    """Tell whether an engine, in the version that is named, can compute prompts in one of every so many iterations.
+
+    >>> has_intervals(Engine()), has_intervals(Engine(version="0.23.1")), has_intervals(Engine(EngineName.TRTLLM))
+    (True, False, False)
+    """
+    since = _HAVE_INTERVALS.get(engine.name)
+    return since is not None and (not engine.version or numbers(engine.version) >= since)

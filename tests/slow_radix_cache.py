@@ -210,17 +210,17 @@ class Radix(WithTurns, Sglang):
         retracted = False
         self.make_room(self.taken())
         while self.free_blocks() * self.block < self.taken():
-            victim = max(self.resident, key=self.goes_first)
+            victim = max(self.decoding(), key=self.goes_first)
             self.hold(victim, self.tree.root)
             self.retract(victim)
             retracted = True
-            self.make_room(20 * len(self.resident))
+            self.make_room(20 * len(self.decoding()))
             self.make_room(self.taken())
-        for request in self.resident:
+        for request in self.decoding():
             request.blocks = self.blocks_after(request)
             self.grant(request, 1)
-        self.move_ratio(self.resident, retracted)
+        self.move_ratio(self.decoding(), retracted)
 
     def taken(self) -> int:
         """Tokens of the pages that a decode takes."""
-        return self.block * sum(self.blocks_after(request) - request.blocks for request in self.resident)
+        return self.block * sum(self.blocks_after(request) - request.blocks for request in self.decoding())

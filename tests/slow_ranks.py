@@ -19,7 +19,7 @@ from typing import Any
 
 from slow_prefix_cache import Cached
 from slow_radix_cache import Radix
-from slow_simulator import POLICIES, LivelockError, Request, Run, Work
+from slow_simulator import POLICIES, LivelockError, Request, Run, Sglang, Work
 
 from kvplan.model import Replica, Timing
 from kvplan.simulation.requests import Requests
@@ -46,7 +46,7 @@ class Site:
         self.ranks, self.law, self.balance, self.waited = ranks, law, balance, 0
         self.ends_s = math.inf
         self.works: list[Work] = []
-        self.sent = 0
+        self.sent = self.iterations = 0
 
     def load(self) -> int:
         return sum(map(load, self.ranks))
@@ -54,6 +54,7 @@ class Site:
     def form(self) -> list[list[Request]]:
         """Form the batch of each rank."""
         if not self.balance:
+            self.keep_pace()
             return [rank.form(False) for rank in self.ranks]
         tried = [deepcopy(rank).form(False) for rank in self.ranks]
         decodes = [sum(request.decodes for request in batch) for batch in tried]
@@ -69,6 +70,15 @@ class Site:
         waits = not (ready or lonely or self.waited >= self.balance)
         self.waited = self.waited if waits else 0
         return [rank.form_waiting_or_not(waiting=waits) for rank in self.ranks]
+
+    def keep_pace(self) -> None:
+        """Count iterations for vLLM's ranks; SGLang's decode as long as who computed prompts last, if any does."""
+        for rank in self.ranks:
+            rank.before = self.iterations
+        ranks = [rank for rank in self.ranks if isinstance(rank, Sglang)]
+        owed = max((rank.owed for rank in ranks), default=0) if any(rank.decoding() for rank in ranks) else 0
+        for rank in ranks:
+            rank.alone, rank.owed = False, owed
 
     def begin(self, now: float) -> None:
         """Let all ranks begin an iteration, if any has a batch."""
@@ -103,6 +113,7 @@ class Site:
 
     def end(self, found: Found) -> list[int]:
         """End the iteration, and tell who is done."""
+        self.iterations += 1
         found.iterations, found.busy_s = found.iterations + 1, found.busy_s + self.tau
         found.kv_peak = max(found.kv_peak, self.held)
         found.prefill_peak = max(found.prefill_peak, sum(work.prefill_tokens for work in self.works))

@@ -164,6 +164,12 @@ Stage policies (all but those named after engines: `vllm`, `trtllm-no-evict`, `s
     With `receive_every_steps` n above 1 it looks for new requests after n iterations that decode, since it looked
     last; after an iteration that computes prompts and where nobody is resident, at once. Nobody else joins its queue.
 
+    With `prefill_interval` n above 1 `vllm` computes no prompts in an iteration of which the number, counted from 0,
+    is not a multiple of n, while anybody decodes, unless the last one that did and preempted nobody left some in the
+    queue. After one of `sglang` that computes prompts come n - 1 that do not, while anybody decodes; of ranks that step
+    together after one in which any computed some, while anybody at any of them decodes. Where the last who decodes is
+    retracted beside a prompt that is begun, that goes on at once.
+
     With layers of several kinds `vllm` frees what a request's windows have passed when its turn comes. `sglang` has two
     pools (swa_full_tokens_ratio): as many bytes as the profile's pool are t tokens of the layers with full attention
     and ratio times t of those with a window, each rounded down to whole pages; the rules above are of the first. Who
@@ -760,6 +766,9 @@ class Vllm(Run):
         for request in self.all:
             request.input_tokens = max(request.input_tokens, 1)
         self.usable_blocks = self.replica.memory_tokens // self.block - 1
+        self.before = 0  # iterations, of all ranks
+        self.waits = False  # whether prompts do
+        self.saturated = False  # whether the last iteration that took prompts left some in the queue
 
     def free_blocks(self) -> int:
         return self.usable_blocks - sum(request.blocks for request in self.resident)
@@ -768,9 +777,12 @@ class Vllm(Run):
         self.budget = self.limit
         for request in self.resident:
             request.granted = 0
+        between = self.before % self.params.get("prefill_interval", 1) > 0
+        self.waits = between and not self.saturated and any(r.decodes for r in self.resident)
         preempted = self.walk_the_running_list()
-        if not preempted:
+        if not preempted and not self.waits:
             self.admit_from_the_queue()
+            self.saturated = bool(self.queue)
         return [request for request in self.resident if request.granted > 0]
 
     def is_alone(self) -> bool:
@@ -783,6 +795,8 @@ class Vllm(Run):
         position = 0
         while position < len(self.resident) and self.budget > 0:
             request = self.resident[position]
+            if self.waits and not request.decodes:
+                break
             uncomputed = request.input_tokens + request.generated - request.computed
             need = int(min(uncomputed, self.budget))
             lacking = math.ceil((request.computed + need) / self.block) - request.blocks
@@ -1134,6 +1148,8 @@ class Sglang(Vllm):
         self.begun: Request | None = None  # its prompt is computed in part
         self.steps = math.inf  # that decoded, since it looked for requests
         self.received: set[Request] = set()
+        self.owed = 0  # iterations of decodes before prompts are computed again
+        self.alone = True
 
     def max_new(self, request: Request) -> int:
         beside_the_input = self.usable_blocks * self.block - request.input_tokens
@@ -1150,12 +1166,24 @@ class Sglang(Vllm):
             self.steps = 0
         unseen = [request for request in self.queue if request not in self.received]
         self.queue = [request for request in self.queue if request in self.received]
-        self.compute_prompts()
-        batch = [request for request in self.resident if request.granted > 0]
-        self.steps = math.inf if batch else self.steps + 1
-        if not batch:
+        decoding = self.decoding()
+        self.owed = 0 if self.alone and not decoding else self.owed
+        waits = self.owed > 0
+        if waits:
+            self.owed -= 1
+            self.remember_prompts()
+        else:
+            self.compute_prompts()
+        prompts = any(request.granted > 0 for request in self.resident)
+        if not prompts and (decoding or not waits):
             self.decode()
-            batch = list(self.resident)
+            if self.resident == [self.begun]:
+                self.compute_prompts()
+                prompts = True
+        if prompts:
+            self.owed = self.params.get("prefill_interval", 1) - 1
+        self.steps = math.inf if prompts or (waits and not decoding) else self.steps + 1
+        batch = [request for request in self.resident if request.granted > 0]
         self.queue += unseen
         return batch
 
@@ -1177,6 +1205,9 @@ class Sglang(Vllm):
             whole += self.remaining(request)
             self.compute_some(request)
 
+    def remember_prompts(self) -> None:
+        """Nothing, without a cache."""
+
     def compute_some(self, request: Request) -> None:
         uncomputed = request.input_tokens + request.generated - request.computed
         tokens = int(min(uncomputed, self.budget))
@@ -1190,13 +1221,19 @@ class Sglang(Vllm):
             self.ratio = self.first_ratio
             return
         retracted = False
-        while sum(map(self.blocks_after, self.resident)) > self.usable_blocks:
-            self.retract(max(self.resident, key=self.goes_first))
+        while sum(map(self.blocks_after, self.decoding())) + self.begun_blocks() > self.usable_blocks:
+            self.retract(max(self.decoding(), key=self.goes_first))
             retracted = True
-        for request in self.resident:
+        for request in self.decoding():
             request.blocks = self.blocks_after(request)
             self.grant(request, 1)
-        self.move_ratio(self.resident, retracted)
+        self.move_ratio(self.decoding(), retracted)
+
+    def decoding(self) -> list[Request]:
+        return [request for request in self.resident if request is not self.begun]
+
+    def begun_blocks(self) -> int:
+        return 0 if self.begun is None else self.begun.blocks
 
     def retract(self, victim: Request) -> None:
         self.resident.remove(victim)
@@ -1299,7 +1336,7 @@ class LayeredSglang(Sglang):
         if not self.resident:
             self.ratio = self.first_ratio
             return
-        running = [request for request in self.resident if request is not self.begun]
+        running = self.decoding()
         for request in running:
             self.hold(request, 1)
         retracted = False
@@ -1311,12 +1348,6 @@ class LayeredSglang(Sglang):
         for request in running:
             self.grant(request, 1)
         self.move_ratio(running, retracted)
-
-    def form(self, drain: bool) -> list[Request]:
-        super().form(drain)
-        if self.resident == [self.begun] and self.begun.granted == 0:
-            self.compute_prompts()
-        return [request for request in self.resident if request.granted > 0]
 
     def kv_held(self, batch: list[Request]) -> int:
         full = sum(request.blocks for request in self.resident) * self.bytes[0]

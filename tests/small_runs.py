@@ -65,6 +65,7 @@ class Case:
             "cap",
             "swa_full_tokens_ratio",
             "receive_every_steps",
+            "prefill_interval",
             "batch_wait_iterations",
             "batch_wait_tokens",
         )
@@ -184,6 +185,7 @@ PARAMETERS: dict[str, st.SearchStrategy[dict[str, tuple[float, ...]]]] = {
             "conservativeness": st.tuples(st.sampled_from([0.0, 0.3, 1.0, 1.5])),
             "max_new": LONGEST,
             "receive_every_steps": st.tuples(st.sampled_from([1, 1, 2, 5])),
+            "prefill_interval": st.tuples(st.sampled_from([1, 1, 2, 4])),
         }
     ),
     "sarathi": st.just({})

@@ -127,7 +127,9 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
         if model.engine.watermark and WATERMARK in engine.spellings:
             yield Flag(engine.spellings[WATERMARK], format_number(model.engine.watermark), why)
         if model.engine.prefill_interval > 1:
-            yield Flag(engine.spellings["prefill_interval"], str(model.engine.prefill_interval), why)
+            # SGLang counts the iterations between
+            interval = model.engine.prefill_interval - (engine.name == EngineName.SGLANG)
+            yield Flag(engine.spellings["prefill_interval"], str(interval), why)
         chunk = engine.first_chunk if model.engine.admission is Admission.FIRST_CHUNK else None
         # versions that lack the flag admit in no other way
         if chunk is not None and engine.flags[chunk.flag].is_in(version_of(engine, model)):
@@ -219,8 +221,9 @@ def order_notes(engine: Engine, model: ServingModel) -> Iterator[str]:
             yield "Figures are first come first served: priorities are simulated as vLLM has them."
     elif len({c.priority for c in model.classes}) > 1:
         yield f"Priorities of classes are not written for {engine.title}, and figures are without them."
-    if engine.name != EngineName.VLLM and model.engine is not None and model.engine.prefill_interval > 1:
-        yield f"prefill_interval is vLLM's: it is not written for {engine.title}, and figures are without it."
+    served = model.engine
+    if served is not None and served.name != engine.name and served.prefill_interval > 1:
+        yield f"prefill_interval is another engine's: it is not written for {engine.title}, and figures are without it."
 
 
 def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:

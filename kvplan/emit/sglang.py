@@ -48,6 +48,7 @@ ENGINE = Engine(
         "max_num_batched_tokens": "--chunked-prefill-size",
         "max_model_len": "--context-length",
         RECEIVE_EVERY_STEPS: "--scheduler-recv-interval",
+        "prefill_interval": "--prefill-decode-interval",
         "weights": "--quantization",
         "kv_dtype": "--kv-cache-dtype",
         "utilization": "--mem-fraction-static",

@@ -202,18 +202,14 @@ def without_each(winner: Candidate, setting: Setting, least: int) -> dict[str, i
 
     Where only a burst refuses fewer replicas, no objective costs any. `least` are those by short runs with all.
     """
-    every = winner.task.plan.slos
-    fewer = dict.fromkeys((slo.key for slo in every), setting.replicas)
+    keys = [slo.key for slo in winner.task.plan.slos]
+    fewer = dict.fromkeys(keys, setting.replicas)
     if _a_burst_decides(winner, setting):
         return fewer
-    for left_out in every:
-        others = tuple(slo for slo in every if slo is not left_out)
-        other = winner.varied(setting, replace(winner.task, plan=replace(winner.task.plan, slos=others)))
-        if others:  # runs are the same
-            other.idle.update((tokens, look.without(left_out.key)) for tokens, look in winner.idle.items())
-            other.short.update((size, look.without(left_out.key)) for size, look in winner.short.items())
-        if (replicas := other.near(setting.replicas)) is not None and replicas < least:
-            fewer[left_out.key] = replicas
+    for key in keys:
+        replicas = winner.without(setting, {key}).near(setting.replicas)
+        if replicas is not None and replicas < least:
+            fewer[key] = replicas
     return fewer
 
 

@@ -12,6 +12,7 @@ from kvplan.model import ServingModel
 from kvplan.planning import around
 from kvplan.planning.demand import Demand
 from kvplan.planning.host_memory import HostMemory, Tier, check, token_bytes
+from kvplan.planning.intervals import spaced
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Plan, Refused, Request, Status
 from kvplan.planning.search import BUDGETS, FEW_BUDGETS, Candidate, Race, race
@@ -62,7 +63,14 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
     refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
     demand = _in_words(next(iter(profiles.values()))) if profiles else ""
     try:
-        return _around(found, profiles, refused, demand, request, tell)
+        at_intervals = None if "prefill_interval" in request.settings else spaced(found, tell)
+        if at_intervals is not None:
+            before = profiles.pop(at_intervals.without)
+            profiles[at_intervals.kind] = before.changed(
+                {("engine", "prefill_interval"): at_intervals.interval}
+            )
+            found = at_intervals.of(found)
+        return _around(found, profiles, refused, demand, request, tell)._replace(spaced=at_intervals)
     except KeyboardInterrupt:
         if found.winner is None:
             raise

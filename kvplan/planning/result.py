@@ -12,6 +12,7 @@ from kvplan.model.slo import Slo
 from kvplan.planning.day import Day
 from kvplan.planning.demand import Demand, Replay
 from kvplan.planning.host_memory import Tier
+from kvplan.planning.intervals import Spaced
 from kvplan.planning.kinds import Kind
 from kvplan.planning.measuring import First
 from kvplan.planning.saved import Stated
@@ -233,6 +234,8 @@ class Plan(NamedTuple):
         Replicas with none and with tiers of host memory, where that was asked for; `host_curve`: along their size.
     first_come
         Replicas without priorities, by short runs; None where there are none, or no number is enough.
+    spaced
+        The kind with prompts at an interval; None where that was not looked for, or saves nothing.
     apart
         Prefill and decode on replicas of their own, where that was asked for.
     day
@@ -261,6 +264,7 @@ class Plan(NamedTuple):
     versus: tuple[Versus, ...] = ()
     routers: tuple[tuple[str, int], ...] = ()
     first_come: int | None = None
+    spaced: Spaced | None = None
     host_memory: tuple[Tier, ...] = ()
     host_curve: tuple[Tier, ...] = ()
     drain: Drain | None = None

@@ -7,7 +7,7 @@ to but tried, each of a list.
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -101,6 +101,15 @@ class Candidate:
         """Return the kind for another task that is much like its own, with few budgets to try beside a known one."""
         listed = tuple(b for b in (setting.batched_tokens, max(BUDGETS)) if b is not None)
         return replace(self, task=task, listed=listed)
+
+    def without(self, setting: Setting, keys: Collection[str]) -> "Candidate":
+        """Return the kind without these objectives, and with what runs made so far say of the others."""
+        slos = tuple(slo for slo in self.task.plan.slos if slo.key not in keys)
+        other = self.varied(setting, replace(self.task, plan=replace(self.task.plan, slos=slos)))
+        if slos:  # runs are the same
+            other.idle.update((tokens, look.without(keys)) for tokens, look in self.idle.items())
+            other.short.update((size, look.without(keys)) for size, look in self.short.items())
+        return other
 
     @property
     def looked_at_idle(self) -> dict[int | None, Quick]:

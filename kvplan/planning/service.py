@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import per_request
-from kvplan.engine import EngineName, admission_before
+from kvplan.engine import EngineName, admission_before, has_intervals
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.trace.replay import replaying
 from kvplan.model.fleet import Routing
@@ -119,6 +119,9 @@ def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
         profile = profile.changed({(SETTINGS[key], key): value for key, value in settings.items()})
     except ProfileError as error:
         raise UsageError(f"--settings {(error.key or '').rpartition('.')[2]}: {error.message}") from None
+    engine = profile.model.engine
+    if engine is not None and "prefill_interval" in settings and not has_intervals(engine):
+        raise UsageError(f"--settings prefill_interval: {engine.name} {engine.version} has none")
     tokens, seqs = (profile.tables["gpu"].get(key) for key in ("max_num_batched_tokens", "max_num_seqs"))
     if "max_num_batched_tokens" in settings and tokens is not None and seqs is not None and tokens < seqs:
         raise UsageError(

@@ -145,13 +145,20 @@ _OF_SEVERAL_RANKS = (
 
 def _all_ranks(document: "Document") -> Iterator[Problem]:
     for table, key in _OF_SEVERAL_RANKS:
-        given = getattr(document, table)
-        if given is not None and given.has(key) and document.gpu.data_parallel == 1:
+        given, engine = getattr(document, table), document.engine
+        alone = key == "prefill_interval" and engine is not None and engine.name is EngineName.SGLANG
+        if given is not None and given.has(key) and document.gpu.data_parallel == 1 and not alone:
             yield Problem((table, key), "not allowed without [gpu] data_parallel above 1")
 
 
+_ALONE: JsonDict = {"allOf": [has("engine.name"), only("engine.name", {"const": "sglang"})]}
 _SEVERAL_RANKS: JsonDict = {
-    "if": {"anyOf": [has(f"{table}.{key}") for table, key in _OF_SEVERAL_RANKS]},
+    "if": {
+        "anyOf": [
+            *(has(f"{table}.{key}") for table, key in _OF_SEVERAL_RANKS[:-1]),
+            {**has("engine.prefill_interval"), "not": _ALONE},
+        ]
+    },
     "then": {"allOf": [has("gpu.data_parallel"), only("gpu.data_parallel", {"minimum": 2})]},
 }
 
@@ -418,7 +425,8 @@ class Document(Table, title="kvplan profile"):
         timing = self.timing
         shared = timing.experts, timing.d4, timing.all_ranks, timing.d5_all_ranks
         engine = self.engine
-        waits = engine is not None and (engine.balance_iterations > 0 or engine.prefill_interval > 1)
+        spaced = engine is not None and engine.prefill_interval > 1 and engine.name is not EngineName.SGLANG
+        waits = spaced or (engine is not None and engine.balance_iterations > 0)
         return 1 if self.gpu.expert_parallel > 1 or waits or any(shared) else self.gpu.data_parallel
 
     @property

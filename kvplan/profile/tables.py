@@ -511,7 +511,7 @@ class Engine(Table, title="Engine"):
         Cases(
             "name",
             vllm="admission? watermark? scheduling? prefill_interval?",
-            sglang="receive_every_steps?",
+            sglang="receive_every_steps? prefill_interval?",
             trtllm=_OF_TRTLLM,
         ),
         Needs("batch_wait_iterations", "batch_wait_tokens"),
@@ -534,7 +534,8 @@ class Engine(Table, title="Engine"):
     """Who goes first: whoever came first (fcfs), or the class with the lower priority (vLLM's --scheduling-policy
     priority), of which the running request with the highest number that came last gives way first."""
     prefill_interval: Annotated[int, Field(ge=1, le=ranges.MOST_STEPS)] = 1
-    """Iterations of which one computes prompts, of all data-parallel ranks of vLLM (--prefill-schedule-interval)."""
+    """Iterations of which one computes prompts, of all data-parallel ranks: vLLM's --prefill-schedule-interval, and one
+    more than SGLang's --prefill-decode-interval, which an engine alone has too."""
     receive_every_steps: Annotated[int, Field(ge=1, le=ranges.MOST_STEPS)] = 1
     """Steps of decodes after which SGLang looks for new requests (--scheduler-recv-interval)."""
     batch_wait_iterations: Annotated[int, Field(ge=0, le=ranges.MOST_STEPS)] = 0

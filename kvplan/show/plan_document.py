@@ -91,6 +91,7 @@ def _around(plan: Plan) -> Json:
         "energy": plan.energy and plan.energy._asdict(),
         "routers": {name.replace("-", "_"): replicas for name, replicas in plan.routers},
         "first_come_first_served": plan.first_come,
+        "prefill_interval": plan.spaced and fields(plan.spaced, "interval", "replicas_without"),
         "host_memory": [tier._asdict() for tier in plan.host_memory],
         "split": fleet and fields(fleet, "prefill", "decode"),
         "day": plan.day and _day_document(plan.day),

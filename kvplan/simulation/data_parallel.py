@@ -60,6 +60,7 @@ def form_together(states: tuple[State, ...], replica: int) -> None:
     s, first = states[replica], first_rank(states[replica], replica)
     end = first + s.fixed[Fixed.PARALLEL]
     hand_out(states, replica)
+    owe_together(states, replica)
     for rank in range(first, end):
         r = states[rank]
         keep_pace(r, s)
@@ -80,6 +81,18 @@ def form_together(states: tuple[State, ...], replica: int) -> None:
     for rank in range(first, end):
         s.counter[Counter.MORE_REQUESTS] += requests_in_batch(states[rank])
         s.counter[Counter.MORE_TOKENS] += tokens_in_batch(states[rank])
+
+
+@kernel
+def owe_together(states: tuple[State, ...], replica: int) -> None:
+    """Have all ranks decode as long as those that computed prompts; where nobody decodes, no prompt waits."""
+    first, owed, decodes = first_rank(states[replica], replica), 0, 0
+    end = first + states[replica].fixed[Fixed.PARALLEL]
+    for rank in range(first, end):
+        owed = max(owed, states[rank].counter[Counter.OWED])
+        decodes += states[rank].list[group_list(states[rank], 0), List.LENGTH]
+    for rank in range(first, end):
+        states[rank].counter[Counter.OWED] = owed if decodes > 0 else 0
 
 
 @kernel

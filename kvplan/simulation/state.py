@@ -106,6 +106,7 @@ class Counter(Columns):
     TURN: int  # what data-parallel ranks form now, see `Turn`; this and the next two: of those
     READY: int  # tokens of prompts that this iteration could compute
     LEFT: int  # of the budget
+    OWED: int  # iterations of decodes before prompts are computed again
 
 
 class Stuck:

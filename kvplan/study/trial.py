@@ -6,6 +6,7 @@ is sustainable. And it recovers: after a standard burst a replica is back to nor
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -78,9 +79,9 @@ class Quick(NamedTuple):
             return ""
         return max(self.decided, key=lambda d: d.share / d.allowed).key
 
-    def without(self, key: str) -> "Quick":
+    def without(self, keys: Collection[str]) -> "Quick":
         """Return what the same runs say of the other objectives, of which there is one at least."""
-        left = tuple(d for d in self.decided if d.key != key)
+        left = tuple(d for d in self.decided if d.key not in keys)
         growing = math.isinf(self.excess)
         return Quick(math.inf if growing else max(d.share / d.allowed for d in left), left)
 

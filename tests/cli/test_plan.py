@@ -130,6 +130,36 @@ def test_profiles_are_ranked_by_what_they_cost(
     assert [found["gpus"], found["alternatives"][0]["gpus"]] == gpus
 
 
+RANKS = """\
+schema = 1
+name = "eight ranks"
+gpu = { memory_tokens = 600_000, data_parallel = 8, expert_parallel = 8, max_num_batched_tokens = 8192 }
+timing = { d0 = "30 ms", d2 = "0.2 ms" }
+classes = [{ name = "a", input = 1000, decode = 200, rate = 24 }]
+slo = { itl_s.p50 = "100 ms" }
+"""
+
+
+@pytest.mark.nightly
+def test_prompts_at_an_interval_save_a_replica_and_are_kept(run: Run, tmp_path: Path) -> None:
+    """What a public change measured, a median ITL of 275 ms without and 32 ms with an interval of 2: tests of ranks."""
+    file, kept = tmp_path / "ranks.toml", tmp_path / "kept.toml"
+    file.write_text(RANKS)
+    code, screen, _ = run(str(file), "-o", str(kept))
+    assert code == 0
+    assert "1 replica x 8 GPU = 8 GPUs" in screen
+    assert "prefill_interval = 2, prompts in one of 2 iterations" in screen
+    assert "saves 8 GPUs (2 replicas without)" in " ".join(screen.split())
+    assert load_profile(str(kept), stdin=BytesIO()).tables["engine"] == {"prefill_interval": 2}
+    code, text, _ = run(str(kept), "--format", "json")  # it is given now
+    found = documents.read("plan", text)["plan"]
+    assert (code, found["replicas"], found["prefill_interval"]) == (0, 1, None)
+    assert found["engine"]["command"].endswith(" --prefill-schedule-interval 2")
+    code, text, _ = run(str(file), "--settings", "prefill_interval=1", "--format", "json")
+    found = documents.read("plan", text)["plan"]
+    assert (code, found["replicas"], found["prefill_interval"]) == (0, 2, None)
+
+
 DAY = """\
 schema = 1
 name = "day"

@@ -95,6 +95,7 @@ def two_pools(draw: st.DrawFn) -> Case:
     parameters = {
         "swa_full_tokens_ratio": (draw(st.sampled_from([0.1, 0.4, 0.8, 1.0])),),
         "conservativeness": (draw(st.sampled_from([0.0, 0.3, 1.0])),),
+        "prefill_interval": (draw(st.sampled_from([1, 1, 3])),),
         "max_new": (30.0,) * small_runs.CLASSES,
     }
     return replace(case, replica=replica, parameters=parameters)

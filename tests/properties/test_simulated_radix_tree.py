@@ -27,6 +27,7 @@ def case_of(
     timing: Timing,
     replica: Replica,
     conservativeness: float,
+    interval: int,
     shed_after: float | None,
     horizon_s: float | None,
 ) -> Case:
@@ -37,6 +38,7 @@ def case_of(
     parameters = {
         "prefix_caching": (1.0,),
         "conservativeness": (conservativeness,),
+        "prefill_interval": (interval,),
         "max_new": (9.0, 12.0, 30.0)[:CLASSES],
     }
     if shed_after is not None:
@@ -50,6 +52,7 @@ CASES = st.builds(
     TIMINGS,
     REPLICAS,
     st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+    st.sampled_from([1, 1, 2, 5]),
     st.none() | st.sampled_from([0.0, 1.0, 5.0, 20.0]),
     st.none() | st.floats(0.0, 60.0),
 )

@@ -15,7 +15,8 @@ from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.emit import engine
-from kvplan.emit.settings import EngineSettings, engine_settings_of, for_engine, order_notes
+from kvplan.emit.settings import EngineSettings, engine_settings_of, flags_of_profile, for_engine, order_notes
+from kvplan.engine import has_intervals
 from kvplan.errors import UsageError
 from kvplan.model import (
     Admission,
@@ -288,11 +289,31 @@ def test_a_policy_without_a_host_tier_refuses_it() -> None:
     assert POLICIES["sglang"].prepare(scenario, Settings("sglang", {"prefix_caching": (0.0,)}))
 
 
-def test_an_interval_of_prompts_is_said_to_be_left_out_for_engines_that_have_none() -> None:
+def test_an_interval_of_prompts_is_the_engines_own_and_left_out_of_others() -> None:
     model = replace(cached(), engine=Engine(prefill_interval=2))
-    said = "prefill_interval is vLLM's: it is not written for SGLang, and figures are without it."
+    said = "prefill_interval is another engine's: it is not written for SGLang, and figures are without it."
     assert [*order_notes(engine("sglang"), model)] == [said]
     assert not [*order_notes(engine("vllm"), model)]
+
+
+def test_sglang_is_told_the_decodes_between_prompts() -> None:
+    for interval, words in (
+        (1, []),
+        (2, ["--prefill-decode-interval 1"]),
+        (20, ["--prefill-decode-interval 19"]),
+    ):
+        model = replace(cached(), engine=Engine(EngineName.SGLANG, prefill_interval=interval))
+        flags = flags_of_profile(engine("sglang"), model)
+        assert [flag.words for flag in flags if flag.flag.startswith("--prefill")] == words
+        assert not [*order_notes(engine("sglang"), model)]
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_intervals_are_looked_for_in_versions_that_have_the_flag(name: str) -> None:
+    flag = engine(name).flags[engine(name).spellings["prefill_interval"]]
+    assert flag.since
+    for version in ("", flag.since, f"{flag.since}.post1", "0.5.18", "0.23.0", "0.33.0"):
+        assert has_intervals(Engine(EngineName(name), version=version)) == flag.is_in(version)
 
 
 def test_a_prefix_cache_of_windows_is_not_written_for_an_engine_that_is_not_simulated_so() -> None:

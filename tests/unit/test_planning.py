@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from every import every
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import is_night
 
-from kvplan.engine import EngineName
+from kvplan.engine import Engine, EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
@@ -21,6 +22,7 @@ from kvplan.options import PlanOptions
 from kvplan.planning import options
 from kvplan.planning.around import by_short_runs, routers, without_each
 from kvplan.planning.demand import Demand, Length, parse_length, parse_turns
+from kvplan.planning.intervals import spaced
 from kvplan.planning.kinds import Kind, kinds
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Plan as Planned
@@ -359,3 +361,73 @@ def test_a_token_budget_with_which_no_rate_is_sustainable_is_none_for_any_demand
     assert (task.bound(512), task.bound(8192)) == (1, 1)
     task.sustained[512, True] = 0.0
     assert task.bound(512) == MOST_REPLICAS + 1
+
+
+@dataclass(frozen=True)
+class AtIntervals(Given):
+    """Ranks that need so many replicas by interval of prompts, and fewer where no objective is on gaps."""
+
+    without_gaps: int = 3
+    plan: Plan = field(
+        default_factory=lambda: Plan(slos=(parse_slo("itl_s.p95 <= 1 s"), parse_slo("e2e-p95=9s")))
+    )
+    refused: tuple[int, ...] = ()  # intervals with which long runs ask for ten more
+
+    @property
+    def interval(self) -> int:
+        return 1 if self.model.engine is None else self.model.engine.prefill_interval
+
+    def bound(self, batched_tokens: int) -> int:
+        return 1
+
+    def idle(self, batched_tokens: int) -> Quick:
+        return self.quick(100, batched_tokens)
+
+    def quick(self, replicas: int, batched_tokens: int) -> Quick:
+        gaps = any(slo.key.startswith("itl") for slo in self.plan.slos)
+        needed = max(self.needs[self.interval] if gaps else 0, self.without_gaps)
+        decided = (Decision("itl_s.p95", 1.0, State.HOLDS, None, None, None, needed / replicas, 0.0, 1.0),)
+        rest = (
+            Decision("e2e_s.p95", 1.0, State.HOLDS, None, None, None, self.without_gaps / replicas, 0.0, 1.0),
+        )
+        return Quick(needed / replicas, decided * gaps + rest)
+
+    def judge(self, replicas: int, batched_tokens: int) -> Judged:
+        needed = self.needs[self.interval] + 10 * (self.interval in self.refused)
+        return _Judged(State.HOLDS if replicas >= needed else State.MISSES)  # type: ignore[return-value]
+
+
+NEEDS = {1: 9, 2: 7, 4: 5, 8: 5, 16: 6}
+ON_RANKS = AtIntervals(
+    NEEDS, model=replace(Given({}).model, replica=Replica(9_000, parallelism=Parallelism(data=8)))
+)
+
+
+@every(
+    ("changes", "found"),
+    [
+        ({}, (4, 5, 9)),
+        ({"refused": (4, 8)}, (16, 6, 9)),
+        ({"needs": dict.fromkeys(NEEDS, 9)}, None),  # none saves a replica
+        ({"without_gaps": 9}, None),  # gaps are not why it takes as many
+        ({"plan": Plan(slos=(parse_slo("e2e-p95=9s"),)), "without_gaps": 4}, None),
+        ({"model": Given({}).model}, None),  # no ranks
+        ({"model": replace(ON_RANKS.model, engine=Engine(version="0.23.0"))}, None),
+        ({"model": replace(ON_RANKS.model, engine=Engine(EngineName.TRTLLM))}, None),
+        ({"model": replace(ON_RANKS.model, engine=Engine(EngineName.SGLANG, version="0.5.19"))}, (4, 5, 9)),
+        ({"model": replace(ON_RANKS.model, engine=Engine(prefill_interval=2))}, None),  # it is given
+    ],
+)
+def test_an_interval_is_taken_that_saves_replicas_where_gaps_take_them(
+    changes: dict[str, Any], found: tuple[int, int, int] | None
+) -> None:
+    """The shortest of those with the fewest replicas, which long runs confirm."""
+    kind = Candidate("a", replace(ON_RANKS, **changes), 8.0, 512, fixed_tokens=512)  # type: ignore[arg-type]
+    raced = race([kind])
+    better = spaced(raced, lambda _: None)
+    if found is None:
+        assert better is None
+        return
+    assert (better.interval, better.found.setting.replicas, better.replicas_without) == found
+    assert better.of(raced).winner is better.kind
+    assert better.of(raced).sizes == {better.kind: better.found.setting}

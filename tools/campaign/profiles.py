@@ -288,6 +288,7 @@ def _engine(rng: np.random.Generator) -> Table:
         one["watermark"] = float(rng.choice([0.0, 0.02, 0.3]))
     if one["name"] == "sglang" and rng.random() < 0.5:
         one["receive_every_steps"] = int(rng.choice([1, 10, 30]))
+        one["prefill_interval"] = int(rng.choice([1, 2, 20]))
     if one["name"] == "trtllm" and rng.random() < 0.5:
         one |= {"batch_wait_iterations": 20, "batch_wait_tokens": int(rng.choice([100, 7000]))}
     if rng.random() < 0.5:

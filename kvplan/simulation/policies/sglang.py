@@ -30,6 +30,10 @@ times as many tokens:
 It looks for new requests after so many steps of decodes (`--scheduler-recv-interval`, `scheduler_recv_skipper.py`);
 after prompts, and where nothing runs, at once. Until then they stand in a queue of their own.
 
+After an iteration of prompts come so many of decodes (`--prefill-decode-interval`, pull request 35017 of August 2026),
+before prompts begin or go on; with data-parallel ranks after one in which any rank computed some. Where nobody decodes,
+at no rank, those take no time.
+
 Left out: the page that admission sets aside beyond whole blocks, chunks cut to whole pages, and the flag that spares
 SGLang from asking again until a request has ended.
 """
@@ -37,7 +41,7 @@ SGLang from asking again until a request has ended.
 import numpy as np
 
 from kvplan.errors import UsageError
-from kvplan.model import Engine
+from kvplan.model import Engine, EngineName
 from kvplan.model.kv_layout import Attention, KvLayout
 from kvplan.simulation.actions import advance, members_tokens, overflows, seat, seat_is_free, stand_by
 from kvplan.simulation.initial_state import Pools, Setup
@@ -68,11 +72,12 @@ from kvplan.simulation.state import (
     State,
     group_list,
     kernel,
+    parallel,
     pooled,
     sequence,
 )
 
-RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS, RECEIVE_EVERY, STEPS = range(1, 8)
+RATIO, FIRST_RATIO, LEAST_RATIO, DECAY, EXCESS, RECEIVE_EVERY, STEPS, DECODES_AFTER = range(1, 9)
 RECEIVED, SENT = range(2)  # queues
 FORESIGHT = 4096  # tokens of output still to come that count at most
 _INITIAL, _LEAST, _DECAY_ITERATIONS = 0.7, 0.14, 600
@@ -107,6 +112,14 @@ def schedule(s: State) -> None:
     """Compute prompts, if any goes on or is admitted; else a token for all who run."""
     if caches(s):
         remember_prompts(s)
+    if owes_decodes(s):
+        s.counter[Counter.OWED] -= 1
+        if s.list[group_list(s, 0), List.LENGTH] == 0:  # beside ranks that decode
+            stand_by(s, 0)
+            return
+        decode(s)
+        if s.counter[Counter.PARTLY] == NOBODY or s.list[group_list(s, 0), List.LENGTH] > 0:
+            return
     begun = s.counter[Counter.PARTLY]
     if s.knobs[EXCESS] > 0 and (begun != NOBODY or next_fits(s, reserve(s))):
         s.knobs[EXCESS] = excess(s)
@@ -124,6 +137,7 @@ def schedule(s: State) -> None:
         decode(s)
         return
     stand_by(s, 0)
+    s.counter[Counter.OWED] = int(s.knobs[DECODES_AFTER])
     if begun != NOBODY:
         reserved += outlook(s, begun)
         s.knobs[EXCESS] += longest_left(s, begun) - outlook(s, begun)
@@ -141,6 +155,14 @@ def schedule(s: State) -> None:
         room -= window_need(s, granted)
     if caches(s):
         make_room(s, 0)
+
+
+@kernel
+def owes_decodes(s: State) -> bool:
+    """Tell whether prompts wait for decodes; those of an engine alone do where somebody does decode."""
+    if not parallel(s) and s.list[group_list(s, 0), List.LENGTH] == 0:
+        s.counter[Counter.OWED] = 0
+    return bool(s.counter[Counter.OWED] > 0)
 
 
 @kernel
@@ -326,11 +348,13 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     inputs = np.maximum(requests.input_tokens, 1)
     longest = inputs + np.array(max_new, dtype=np.int64)[requests.class_index]
     first, least, decay = ratios(conservativeness)
-    every = whole_number(
-        settings, RECEIVE_EVERY_STEPS, (scenario.model.engine or Engine()).receive_every_steps, 1
-    )
+    engine = scenario.model.engine or Engine()
+    every = whole_number(settings, RECEIVE_EVERY_STEPS, engine.receive_every_steps, 1)
+    of_profile = engine.prefill_interval if engine.name is EngineName.SGLANG else 1
+    interval = whole_number(settings, _INTERVAL, of_profile, 1)
     setup, limits = within_limits(
-        *(scenario, settings, first, first, least, decay, 0.0, every, every), seats_name=_MOST_RUNNING
+        *(scenario, settings, first, first, least, decay, 0.0, every, every, interval - 1),
+        seats_name=_MOST_RUNNING,
     )
     if every > 1:
         setup = setup._replace(queue_of=np.full_like(setup.queue_of, SENT), queues=2)
@@ -358,6 +382,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         **limits,
         **({} if pools is None else {_RATIO: ratio}),
         **({} if every == 1 else {RECEIVE_EVERY_STEPS: every}),
+        **({} if interval == 1 else {_INTERVAL: interval}),
     }
 
 
@@ -394,7 +419,7 @@ def ratios(conservativeness: float) -> tuple[float, float, float]:
 
 _RATIO, _WINDOW_SHARE = "swa_full_tokens_ratio", 0.8
 _MOST_RUNNING = "max_running_requests"
-RECEIVE_EVERY_STEPS = "receive_every_steps"
+RECEIVE_EVERY_STEPS, _INTERVAL = "receive_every_steps", "prefill_interval"
 
 POLICY = Policy(
     name="sglang",
@@ -410,6 +435,7 @@ POLICY = Policy(
         TOKENS: "most tokens of prompts in an iteration; the profile's",
         _RATIO: "tokens of the pool of windows, as a share of the other's, where there are windows; 0.8",
         RECEIVE_EVERY_STEPS: "steps of decodes after which it looks for new requests; the profile's",
+        _INTERVAL: "iterations of which one computes prompts, while anything decodes; the profile's",
     },
     engine=True,
     layers=True,

@@ -28,7 +28,7 @@ import numpy as np
 
 from kvplan.analysis.concurrency import RESERVED_BLOCKS
 from kvplan.errors import UsageError
-from kvplan.model import Admission, Engine, IntArray, Scheduling
+from kvplan.model import Admission, Engine, EngineName, IntArray, Scheduling
 from kvplan.simulation.actions import (
     advance,
     begin_tick,
@@ -478,9 +478,8 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     engine = scenario.model.engine or Engine()
     watermark, admission = watermark_share(settings, engine), admission_rule(settings, engine)
     blocks = max(replica.memory_tokens // replica.block_tokens - RESERVED_BLOCKS, 0)
-    setup, limits = within_limits(
-        scenario, settings, int(watermark * blocks), admission, engine.prefill_interval, 0, 0
-    )
+    interval = engine.prefill_interval if engine.name is EngineName.VLLM else 1
+    setup, limits = within_limits(scenario, settings, int(watermark * blocks), admission, interval, 0, 0)
     caching = prefix_caching(scenario, settings)
     host = replica.offload if caching else None
     scheduling = scheduling_rule(settings, engine)
@@ -490,9 +489,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
     setup = setup._replace(
         capacity_blocks=blocks,
         # what the host forgets meanwhile is not found, and asks for no room at first
-        coasts=(admission == WHOLE_PROMPT or host is None)
-        and engine.prefill_interval == 1
-        and caching != Cache.GROUPS,
+        coasts=(admission == WHOLE_PROMPT or host is None) and interval == 1 and caching != Cache.GROUPS,
         prefix_cache=caching,
         host=host,
         waiting_weighs=4,
@@ -502,8 +499,8 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
         if host is not None:
             raise UsageError(f"{settings.policy}.scheduling = priority: not modelled beside a host tier")
         rule["scheduling"] = SCHEDULING[scheduling]
-    if engine.prefill_interval > 1:
-        rule["prefill_interval"] = engine.prefill_interval
+    if interval > 1:
+        rule["prefill_interval"] = interval
     return setup, {**rule, **limits}
 
 
