@@ -146,6 +146,8 @@ class Request:
         From the start of a replica until it serves; None: the period of the schedule is not planned.
     split
         Whether prefill and decode apart are looked at.
+    spare
+        Replicas beyond those that are enough, in GPUs and cost alone.
     settings
         Of the engine, by key, that are given and not searched.
     prices
@@ -162,6 +164,7 @@ class Request:
     rate_rps: float | None = None
     slower: float = 0.05
     headroom: float = 0.0
+    spare: int = 0
     recover_s: float | None = None
     engine: str = "vllm"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -281,11 +284,15 @@ class Plan(NamedTuple):
         """Cost of all replicas; None where prices are not known."""
         return self.cost_of(self.winner, self.setting)
 
+    def bought(self, replicas: int) -> int:
+        """Replicas with the spare ones."""
+        return replicas + self.request.spare
+
     def cost_of(self, candidate: Candidate, setting: Setting) -> Cost | None:
         """Return the cost of so many replicas of a kind; None where prices are not known."""
         if not self.request.priced:
             return None
-        hour, mix = candidate.cost(setting), candidate.task.model.mix
+        hour, mix = self.bought(setting.replicas) * candidate.price, candidate.task.model.mix
         out = self.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
         every = out + self.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
         return Cost(hour, hour / every, hour / out)
@@ -306,5 +313,5 @@ class Plan(NamedTuple):
         each, mix = self.request.watts(self.winner.name), self.winner.task.model.mix
         if each is None:
             return None
-        watts = each * self.winner.task.model.replica.gpus * self.setting.replicas
+        watts = each * self.winner.task.model.replica.gpus * self.bought(self.setting.replicas)
         return Energy(watts, watts / (self.mean_rps * mix.mean(mix.decode_tokens)))

@@ -139,13 +139,15 @@ def _model(plan: Plan) -> str:
 
 def _headline(plan: Plan) -> str:
     setting, winner = plan.setting, plan.winner
-    each, total = winner.task.model.replica.gpus, gpus(winner, setting)
+    each, total = winner.task.model.replica.gpus, gpus(plan, winner, setting)
     kind, known = plan.kind(winner.name), plan.request.model_table(winner.name) or {}
     gpu = known.get("gpu", "GPU")
     weights = f", {known['weights']} weights" if "weights" in known else ""
     if kind is not None and kind.parallelism != Parallelism(kind.parallelism.tensor):
         gpu += f" ({kind.parallelism})"
-    replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"
+    spare, bought = plan.request.spare, plan.bought(setting.replicas)
+    many = f"{setting.replicas:,}{f' + {spare:,} spare' if spare else ''}"
+    replicas = f"{many} replica{'s' * (bought != 1)} x {each} {gpu}"
     text = f"{replicas} = {total:,} GPU{'s' * (total != 1)}{weights}"
     if plan.cost is None:
         return f"{text}."
@@ -218,9 +220,9 @@ def _sizes(plan: Plan) -> page.Table:
     each, price, chosen = plan.winner.task.model.replica.gpus, plan.winner.price, plan.setting.replicas
     columns: page.Columns[Size] = {
         page.number("replicas"): lambda size: f"{'* ' * (size.replicas == chosen)}{size.replicas:,}",
-        page.number("GPUs"): lambda size: f"{size.replicas * each:,}",
+        page.number("GPUs"): lambda size: f"{plan.bought(size.replicas) * each:,}",
         **(
-            {page.number("per hour"): lambda size: _money(size.replicas * price)}
+            {page.number("per hour"): lambda size: _money(plan.bought(size.replicas) * price)}
             if plan.request.priced
             else {}
         ),
@@ -337,13 +339,14 @@ def _day(plan: Plan, day: Day) -> Iterator[page.Block]:
 
 def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> page.Table:
     def cost(each: Alternative) -> str:
-        paid, best = each.candidate.cost(each.setting), plan.winner.cost(plan.setting)
+        paid = plan.bought(each.setting.replicas) * each.candidate.price
+        best = plan.bought(plan.setting.replicas) * plan.winner.price
         more = f" {format_percent(paid / best - 1, 2, signed=True)}" if paid != best else ""
         return _money(paid) + more
 
     columns: page.Columns[Alternative] = {
         page.words("alternatives"): lambda each: f"{each.setting.replicas:,} x {each.candidate.name}",
-        page.number("GPUs"): lambda each: f"{gpus(each.candidate, each.setting):,}",
+        page.number("GPUs"): lambda each: f"{gpus(plan, each.candidate, each.setting):,}",
         **({page.number("per hour"): cost} if plan.request.priced else {}),
         page.number("token budget"): lambda each: format_tokens(each.setting.batched_tokens),
     }
@@ -391,6 +394,8 @@ def _unlimited(plan: Plan) -> Iterator[str]:
 
 
 def _notes(plan: Plan, full: bool) -> Iterator[str]:
+    if spare := plan.request.spare:
+        yield f"Spare, {spare:,}, is in GPUs and cost; nothing that is said of load and latency counts on it."
     if plan.worst is not None:
         begin, end = map(format_seconds, plan.worst)
         rate = format_number(plan.winner.task.model.total_rate_rps)
