@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from kvplan.cli.output import check_writable, tell, write_result
 from kvplan.errors import UsageError
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kvplan.show.page import Section
     from kvplan.show.view import View
 
+T = TypeVar("T")
+
+_SILENT_S = 30.0  # between two lines where nobody watches
 _LONGEST, _END = 200, 50  # characters of what is quoted, and of its end that are left
 _LONG = re.compile(rf"(?<=[ (:=])(['\"])(?:(?!\1).){{{_LONGEST - 1},}}\1(?=[ .,;:)]|$)|\S{{{_LONGEST + 1},}}")
 
@@ -118,10 +121,10 @@ def watched() -> bool:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[float], None] | None]:
-    """Show a bar on standard error, if that is a terminal; it appears when a run takes longer than a second."""
+def progress_bar() -> Iterator[Callable[[float], None]]:
+    """Show a bar on standard error where a run takes longer than a second; a line now and then, if nobody watches."""
     if not watched():
-        yield None
+        yield seldom(lambda part: say(f"simulating: {part:.0%}"), _SILENT_S)
         return
     from time import monotonic
 
@@ -132,6 +135,21 @@ def progress_bar() -> Iterator[Callable[[float], None] | None]:
     with Progress(console=Console(stderr=True), transient=True, disable=False) as bar:
         task = bar.add_task("simulating", total=1.0, visible=False)
         yield lambda part: bar.update(task, completed=part, visible=monotonic() - began > 1)
+
+
+def seldom(say: Callable[[T], None], silent_s: float) -> Callable[[T], None]:
+    """Pass on what is said when nothing was for so many seconds."""
+    from time import monotonic
+
+    last = monotonic()
+
+    def passed(what: T) -> None:
+        nonlocal last
+        if monotonic() - last >= silent_s:
+            last = monotonic()
+            say(what)
+
+    return passed
 
 
 def say_compiling(policy: str, kept: bool) -> None:

@@ -229,8 +229,7 @@ def reproduce(
     with common.progress_bar() as progress, executors.started(where, None) as engine:
         for each in executors.results(engine, partial(reproduced, announce=common.say_compiling), wanted):
             made.append(each)
-            if progress is not None:
-                progress(len(made) / len(wanted))
+            progress(len(made) / len(wanted))
     detailed = len(made) == 1 or bool(set(names or ()) & set(known))
     common.write(view(made, detailed=detailed), format, output)
     changed = [each.experiment.name for each in made if not all(c.as_recorded for c in each.compared)]

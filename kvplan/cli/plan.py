@@ -62,28 +62,13 @@ def plan(
 def _looking() -> Iterator[Callable[[str], None]]:
     """Show what is being looked at, on standard error: on a terminal always, elsewhere a line in five seconds."""
     if not common.watched():
-        yield seldom(lambda what: common.say(f"planning: {what}"))
+        yield common.seldom(lambda what: common.say(f"planning: {what}"), _SILENT_S)
         return
     from rich.console import Console
     from rich.text import Text
 
     with Console(stderr=True).status("") as line:
         yield lambda what: line.update(Text(what))
-
-
-def seldom(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Pass on what is said when nothing was for a while."""
-    from time import monotonic
-
-    last = monotonic()
-
-    def passed(what: str) -> None:
-        nonlocal last
-        if monotonic() - last >= _SILENT_S:
-            last = monotonic()
-            say(what)
-
-    return passed
 
 
 @options.of(MeasureOptions)

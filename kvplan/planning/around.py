@@ -75,7 +75,10 @@ def versus(
 def what_next(
     service: Profile, replicas: int, band: Band | None, spread: Sequence[tuple[float, int]]
 ) -> Next | None:
-    """Return what to measure: speed that is estimated, or lengths that are assumed; None where neither matters."""
+    """Return what to measure: speed that is estimated, or lengths that are assumed; None where neither matters.
+
+    `replicas`, `band` and `spread` are all by short runs.
+    """
     ways: list[Next] = []
     if band is not None and service.model.provenance.timing.basis != Knowledge.MEASURED:
         ways += filter(None, [_speed(service, (band.replicas[0] or 1, band.replicas[1]))])
@@ -184,18 +187,33 @@ def value_of(latency: Latency, key: str, *, varies: bool = False) -> float | Non
     return None if there is None else getattr(getattr(there, time), figure)
 
 
-def without_each(winner: Candidate, setting: Setting) -> dict[str, int]:
-    """Return, by objective, the replicas that the others alone take, by short runs."""
+def by_short_runs(winner: Candidate, setting: Setting) -> int:
+    """Return the replicas that short runs have as enough: fewer than the plan where bursts or long runs refuse them."""
+    return min(winner.near(setting.replicas) or setting.replicas, setting.replicas)
+
+
+def _a_burst_decides(winner: Candidate, setting: Setting) -> bool:
+    """Tell whether fewer replicas meet the objectives, and do not recover: a burst is of one, behind any router."""
+    return any(s.replicas < setting.replicas and j.met is State.HOLDS for s, j in winner.long.items())
+
+
+def without_each(winner: Candidate, setting: Setting, least: int) -> dict[str, int]:
+    """Return, by objective, the replicas that the others alone take, by short runs.
+
+    Where only a burst refuses fewer replicas, no objective costs any. `least` are those by short runs with all.
+    """
     every = winner.task.plan.slos
-    fewer: dict[str, int] = {}
+    fewer = dict.fromkeys((slo.key for slo in every), setting.replicas)
+    if _a_burst_decides(winner, setting):
+        return fewer
     for left_out in every:
         others = tuple(slo for slo in every if slo is not left_out)
         other = winner.varied(setting, replace(winner.task, plan=replace(winner.task.plan, slos=others)))
         if others:  # runs are the same
             other.idle.update((tokens, look.without(left_out.key)) for tokens, look in winner.idle.items())
             other.short.update((size, look.without(left_out.key)) for size, look in winner.short.items())
-        if (replicas := other.near(setting.replicas)) is not None:
-            fewer[left_out.key] = min(replicas, setting.replicas)
+        if (replicas := other.near(setting.replicas)) is not None and replicas < least:
+            fewer[left_out.key] = replicas
     return fewer
 
 
@@ -264,7 +282,7 @@ def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
         if not enough:
             found.append((str(routing), setting.replicas + 1))
             continue
-        step, replicas = 1, setting.replicas
+        step, replicas = int(not _a_burst_decides(winner, setting)), setting.replicas
         while step:
             if replicas > step and task.quick(replicas - step, setting.batched_tokens).passes:
                 replicas, step = replicas - step, 2 * step

@@ -51,7 +51,11 @@ class Replay:
     source: str
 
     users = None
-    assumes_spread = False
+
+    @property
+    def origin(self) -> object:
+        """The value of [provenance] workload."""
+        return {"basis": "measured", "source": self.source}
 
 
 def parse_length(text: str, option: str) -> Length:
@@ -128,6 +132,12 @@ class Demand:
     def assumes_spread(self) -> bool:
         """True where nobody said how much lengths vary."""
         return DEFAULT_CV in (self.prompt.cv, self.answer.cv)
+
+    @property
+    def origin(self) -> object:
+        """The value of [provenance] workload: what nobody said."""
+        source = f"spread of lengths assumed: log-normal, cv {DEFAULT_CV}"
+        return {"basis": "stated", "source": source} if self.assumes_spread else None
 
     def with_cv(self, cv: float) -> "Demand":
         """Return the same demand with lengths that vary otherwise, where nobody said how much they do."""

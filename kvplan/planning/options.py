@@ -1,7 +1,6 @@
 """Options of a plan: names, prices, shares and lengths, read into a request."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from io import BytesIO
 from itertools import product, starmap
 from pathlib import Path
@@ -25,7 +24,16 @@ from kvplan.planning.day import LOAD_S, schedule_of
 from kvplan.planning.demand import Demand, Replay, parse_length, parse_turns
 from kvplan.planning.kinds import TENSOR_PARALLEL, Kind, kinds
 from kvplan.planning.result import Request
-from kvplan.planning.saved import TRAFFIC, Stated, asked_again, restated, shape_of, traffic_of
+from kvplan.planning.saved import (
+    TRAFFIC,
+    Stated,
+    asked_again,
+    catalogued,
+    price_left_out,
+    restated,
+    shape_of,
+    traffic_of,
+)
 from kvplan.planning.service import SETTINGS, with_demand, with_rates
 from kvplan.profile.reading import Profile, load_profile, shipped_profiles
 from kvplan.ranges import LEAST_RATE, MAX_MEMORY_TOKENS, MAX_TOKENS, MOST_RATE
@@ -50,7 +58,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
     takes(*asked.engine)  # refuses a version that is not known
     if asked.load_time is not None and asked.schedule is None:
         raise UsageError("--load-time goes with --schedule")
-    profiles, rate = _profiles(services), asked.rate
+    profiles, rate, unpriced = _profiles(services), asked.rate, ""
     demand: Demand | Replay | Stated | None = None
     if asked.trace is not None or not profiles or _states_all(asked):
         demand = _demand(asked)
@@ -68,7 +76,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         _check_alike(profiles, rate)
         slos = {slo.key: slo for slo in profiles[0].plan.slos}
         if len(profiles) == 1:
-            asked = asked_again(profiles[0], asked)
+            unpriced, asked = price_left_out(profiles[0], asked), asked_again(profiles[0], asked)
     options: Sequence[Kind | Profile] = profiles
     if estimates and profiles:
         if len(profiles) > 1:
@@ -102,6 +110,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         load_s=None if asked.schedule is None else asked.load_time or LOAD_S,
         split=asked.split,
         prices=prices,
+        unpriced=unpriced,
         api_price=asked.api_price,
         offload=asked.offload,
         memory_hour=asked.memory_hour,
@@ -265,7 +274,7 @@ def _prices(
 ) -> dict[str, float] | None:
     """Price of a replica an hour, by the name of each kind and the source of each profile; None: nobody says."""
     of_gpu, of_replica = (
-        {_catalogued(name): price for name, price in prices.items()} for prices in (gpu_hour, replica_hour)
+        {catalogued(name): price for name, price in prices.items()} for prices in (gpu_hour, replica_hour)
     )
     prices: dict[str, float | None] = {}
     names = set()
@@ -288,14 +297,6 @@ def _prices(
             )
     known = {key: price for key, price in prices.items() if price is not None}
     return known if known and len(known) == len(prices) else None
-
-
-def _catalogued(name: str) -> str:
-    """The name of a GPU as the catalogue has it, or that of a profile; of all others the empty one."""
-    name = name.removeprefix("./").removesuffix(".toml")
-    with suppress(UsageError):
-        return find_gpu(name).name if name else name
-    return name
 
 
 def _schedule(text: str | None) -> dict[str, Any] | None:

@@ -99,6 +99,7 @@ def _around(
     latency, verdict = analyses.latency, analyses.verdict
     profile, setting = profiles[winner], size.setting
     band, spread = around.band(found, winner, setting), around.spread(profile, winner, setting, request)
+    short = around.by_short_runs(winner, setting)
     spare = headroom(Size(winner.task, *setting), lambda: size.judged)
     varies = around.varies(service.model, latency)
     mean_rps, worst = around.demand_over_time(service.model)
@@ -118,12 +119,13 @@ def _around(
         profile=service,
         objectives=tuple(
             around.objectives(
-                request.slos, latency, size, around.without_each(winner, setting), varies=varies
+                request.slos, latency, size, around.without_each(winner, setting, short), varies=varies
             )
         ),
         sizes=tuple(around.sizes(winner, size)),
         headroom=spare,
         band=band,
+        by_short_runs=short,
         spread=tuple(spread),
         alternatives=tuple(around.alternatives(found, winner)),
         versus=tuple(around.versus(request.kind, winner, profiles)),
@@ -139,7 +141,7 @@ def _around(
         day=around.day_of(profile.model, service.plan, winner, setting, request),
         mean_rps=mean_rps,
         worst=worst,
-        next=around.what_next(service, setting.replicas, band, spread),
+        next=around.what_next(service, short, band, spread),
     )
 
 

@@ -152,6 +152,8 @@ class Request:
         Of the engine, by key, that are given and not searched.
     prices
         Of replicas, by the names of kinds and the sources of profiles.
+    unpriced
+        Why the price of a saved plan is left out; empty where none is.
     api_price
         Of what is asked for elsewhere.
     folder
@@ -172,6 +174,7 @@ class Request:
     load_s: float | None = None
     split: bool = False
     prices: Mapping[str, float] | None = None
+    unpriced: str = ""
     api_price: ApiPrice | None = None
     offload: tuple[float, ...] | None = None
     memory_hour: float = 0.0
@@ -216,6 +219,8 @@ class Plan(NamedTuple):
         The service as planned, which `-o` writes; None where it is impossible.
     headroom
         By how much the demand may grow at this size.
+    by_short_runs
+        Replicas that short runs have as enough, which `band`, `spread` and `first_come` compare with.
     spread
         Replicas by cv of lengths that are assumed; empty where they are stated.
     versus
@@ -246,6 +251,7 @@ class Plan(NamedTuple):
     sizes: tuple[Size, ...] = ()
     headroom: Headroom | None = None
     band: Band | None = None
+    by_short_runs: int = 0
     spread: tuple[tuple[float, int], ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     versus: tuple[Versus, ...] = ()

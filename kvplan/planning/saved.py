@@ -1,14 +1,17 @@
 """A profile that is planned again: what is asked of it otherwise, the rest as it was."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplan.errors import UsageError
 from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.hardware import find_gpu
 from kvplan.ingest.model.shape import ModelShape
 from kvplan.options import PlanOptions, Router
 from kvplan.planning.demand import Demand, Replay
+from kvplan.profile.positions import KeyPath
 from kvplan.profile.reading import Profile
 
 TRAFFIC = "classes", "sessions", "workload", "prefix"
@@ -16,10 +19,10 @@ TRAFFIC = "classes", "sessions", "workload", "prefix"
 
 @dataclass(frozen=True)
 class Stated:
-    """Traffic as a profile states it."""
+    """Traffic as a profile states it, and where that comes from."""
 
     tables: dict[str, Any]
-    assumes_spread = False
+    origin: object = None
 
     @property
     def users(self) -> int | None:
@@ -33,7 +36,7 @@ def traffic_of(profile: Profile) -> Stated | Replay:
     tables = {name: profile.tables[name] for name in TRAFFIC if name in profile.tables}
     recorded = profile.model.arrivals.trace
     if recorded is None or profile.trace is None:
-        return Stated(tables)
+        return Stated(tables, profile.tables.get("provenance", {}).get("workload"))
     return Replay(tables, recorded, profile.trace.name)
 
 
@@ -46,7 +49,7 @@ def asked_again(profile: Profile, asked: PlanOptions) -> PlanOptions:
         "weights": table.get("weights"),
         **{key: table.get(key) for key in ("kv_dtype", "loras", "lora_rank")},
         "engine": "==".join(filter(None, (engine.get("name", "vllm"), engine.get("version")))),
-        "gpu_hour": None if asked.gpu else plan.gpu_hour,
+        "gpu_hour": None if price_left_out(profile, asked) else plan.gpu_hour,
         "slower": plan.slower,
         "headroom": plan.headroom,
         "spare": plan.spare,
@@ -55,6 +58,24 @@ def asked_again(profile: Profile, asked: PlanOptions) -> PlanOptions:
     plain = PlanOptions(())
     unset = {key: value for key, value in known.items() if getattr(asked, key) == getattr(plain, key)}
     return replace(asked, **{key: value for key, value in unset.items() if value is not None})
+
+
+def price_left_out(profile: Profile, asked: PlanOptions) -> str:
+    """Say whose price a profile has, where other GPUs are asked for without one; empty where nothing is left out."""
+    own, price = profile.tables.get("model", {}).get("gpu"), profile.plan.gpu_hour
+    if price is None or asked.gpu_hour or asked.replica_hour or {*map(catalogued, asked.gpu)} <= {own}:
+        return ""
+    return (
+        f"{profile.source} has the price of {own or 'another GPU'}: --gpu-hour gives those asked for theirs"
+    )
+
+
+def catalogued(name: str) -> str:
+    """Return the name of a GPU as the catalogue has it, or that of a profile; of all others the empty one."""
+    name = name.removeprefix("./").removesuffix(".toml")
+    with suppress(UsageError):
+        return find_gpu(name).name if name else name
+    return name
 
 
 def shape_of(profile: Profile) -> ModelShape:
@@ -89,7 +110,7 @@ def restated(profile: Profile, asked: PlanOptions, read: Callable[[PlanOptions],
         raise UsageError(
             f"{option}: {profile.source} has {has}; give --in, --out and --rate or --users, all of it"
         )
-    full: dict[str, Any] = {"input": asked.input or "1", "output": asked.output or "1", "trace": None}
+    full: dict[str, Any] = {"input": asked.input or "1:0", "output": asked.output or "1:0", "trace": None}
     full |= {"rate": 1.0} if asked.users is None else {}
     made = read(replace(asked, **full, think=None))
     assert made is not None
@@ -106,9 +127,13 @@ def restated(profile: Profile, asked: PlanOptions, read: Callable[[PlanOptions],
         one = {key: value for key, value in one.items() if key not in ("rate", "users")}
         one |= {"rate": 1.0} if closed else {}  # the rate that is asked for takes its place
     table = {**one, **changed}
-    now = profile.changed(
-        {("classes",): None if talks else [table], ("sessions",): [table] if talks else None}
-    )
+    traffic: dict[KeyPath, object] = {
+        ("classes",): None if talks else [table],
+        ("sessions",): [table] if talks else None,
+    }
+    if made.origin:
+        traffic["provenance", "workload"] = made.origin
+    now = profile.changed(traffic)
     if not (given["--turns"] and "rate" in table and asked.rate is None):
         return now
     share = profile.model.total_rate_rps / now.model.total_rate_rps  # as many turns

@@ -75,7 +75,7 @@ def _of_kind(kind: Kind, request: Request) -> Profile:
     engine |= {} if kind.longest is None else {"max_model_len": kind.longest}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
     profile = from_tables({key: value for key, value in tables.items() if value}, name)
-    return _replayed(_with_all_turns(profile), request.demand)
+    return _with_origin(_with_all_turns(profile), request.demand)
 
 
 def _with_all_turns(profile: Profile) -> Profile:
@@ -101,16 +101,15 @@ def _with_traffic(profile: Profile, tables: Mapping[str, Any]) -> Profile:
 
 def with_demand(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
     """Return a profile, which may lack traffic, with that of a demand."""
-    return _replayed(_with_traffic(profile, demand.tables), demand)
+    return _with_origin(_with_traffic(profile, demand.tables), demand)
 
 
-def _replayed(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
-    """A profile with the requests of a trace, where those are the demand."""
+def _with_origin(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
+    """A profile that says where its traffic comes from, with the requests of a trace where those are the demand."""
+    profile = profile.changed({("provenance", "workload"): demand.origin})
     if not isinstance(demand, Replay):
         return profile
-    origin = {"basis": "measured", "source": demand.source}
-    kept = demand.recorded.within(profile.model.max_model_len)
-    return replaying(profile.changed({("provenance", "workload"): origin}), kept)
+    return replaying(profile, demand.recorded.within(profile.model.max_model_len))
 
 
 def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:

@@ -8,12 +8,10 @@ from kvplan.model.provenance import Knowledge
 from kvplan.planning.day import Day, Way
 from kvplan.planning.host_memory import Tier
 from kvplan.planning.kinds import Kind
-from kvplan.planning.measuring import First
-from kvplan.planning.result import Alternative, Objective, Plan, Refused, Size, Status
+from kvplan.planning.result import Alternative, Next, Objective, Plan, Refused, Size, Status
 from kvplan.planning.search import Band
 from kvplan.planning.split import Apart
 from kvplan.planning.ways import Ways
-from kvplan.profile.reading import Profile
 from kvplan.report.blocks import context
 from kvplan.report.figures import Figures
 from kvplan.report.keys import SCREENS
@@ -48,11 +46,9 @@ def build(plan: Plan, *, full: bool = False, kept: str | None = None) -> page.Se
     screens = {Status.IMPOSSIBLE: _impossible, Status.INTERRUPTED: _interrupted, Status.PLANNED: _planned}
     blocks = [*screens[plan.status](plan, full)]
     if plan.status is Status.PLANNED:
-        own = [option.source for option in plan.request.options if isinstance(option, Profile)]
-        file = kept or (own[0] if len(own) == 1 else "plan.toml")
-        notes = [note.replace("plan.toml", file) for note in _notes(plan, full)]
+        notes = [note.replace("plan.toml", kept or "plan.toml") for note in _notes(plan, full)]
         if kept is None:
-            notes.append("-o plan.toml keeps it: profile and gate, for check, analyze and emit.")
+            notes.append("-o plan.toml keeps it: profile and gate, for check, analyze, emit and measure.")
         blocks.append(page.Bullets(tuple(notes)))
     return page.Section("plan", f"{_model(plan)}: {plan.demand}", tuple(blocks))
 
@@ -164,6 +160,9 @@ def _in_band(plan: Plan, band: Band) -> str:
     )
     measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
     known = "what was measured" if measured else "the estimate"
+    if plan.by_short_runs < plan.setting.replicas:
+        one = f"By short runs, bursts left out, {plan.by_short_runs:,} would do"
+        many = f"{one}, and {'as many' if low == high == f'{plan.by_short_runs:,}' else many}"
     return f" {many} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
 
 
@@ -410,10 +409,9 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         )
         yield f"Context: {told}{hits or ''}."
     if plan.first_come is not None:
-        with_priorities = plan.race.sizes[plan.winner].replicas
         yield (
-            f"Replicas by short runs, bursts left out: {with_priorities:,} by priority, {plan.first_come:,} first come "
-            "first served."
+            f"Replicas by short runs, bursts left out: {plan.by_short_runs:,} by priority, {plan.first_come:,} first "
+            "come first served."
         )
     yield from _backlogs(plan)
     if plan.versus:
@@ -424,22 +422,26 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         )
         yield f"Of its KV memory and sustainable rate, others on its GPUs have: {'; '.join(others)}."
     yield from _unlimited(plan)
-    assumed = ""
+    assumed = plan.winner.task.model.provenance.workload.source
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
-        assumed = f"; spread of lengths assumed: log-normal, cv 0.95 ({sizes})"
+        if plan.by_short_runs < plan.setting.replicas:
+            sizes = f"by short runs, bursts left out, {plan.by_short_runs:,}; {sizes}"
+        assumed += f": {sizes}"
     model = plan.winner.task.model
     known, memory = model.provenance, format_number(model.replica.memory_tokens, 6)
     kind = plan.kind(plan.winner.name)
     version = "" if kind is None else f" for {kind.memory.version}"
     yield (
         f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}{version}, rates and "
-        f"lengths {known.workload.basis}{assumed}."
+        f"lengths {known.workload.basis}{f' ({assumed})' * bool(assumed)}."
     )
     if kind is not None and kind.parallelism.untested:
         yield f"Times of {kind.parallelism} were compared with no measurement; pipeline bubbles are not modelled."
     taken = dict.fromkeys(o.gpu.assumed for o in plan.request.options if isinstance(o, Kind))
     yield from (f"{text}." for text in taken if text)
+    if plan.request.unpriced:
+        yield f"No price: {plan.request.unpriced}."
     made = start(plan, plan.winner, plan.setting)
     yield from made.notes
     if made.in_file:
@@ -448,7 +450,7 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         low, high = plan.next.replicas
         most = "no number of" if high is None else f"{high:,}"
         what = f"{_NEXT[plan.next.input]} ({low:,} to {most} replicas)"
-        yield f"Next: measure the {what}: {plan.next.command}{_first(plan.next.first)}"
+        yield f"Next: measure the {what}: {plan.next.command}{_first(plan.next)}"
     dearer = ""
     if plan.race.dearer:
         kinds = "1 other kind takes" if plan.race.dearer == 1 else f"{plan.race.dearer} other kinds take"
@@ -463,14 +465,14 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         yield dearer.strip()
 
 
-def _first(runs: First | None) -> str:
+def _first(following: Next) -> str:
     """Say which runs come first, and what they would settle."""
-    if runs is None:
+    if (runs := following.first) is None:
         return ""
     sizes = " and ".join(f"{size:,}" for size in runs.concurrencies)
-    low, high = runs.replicas
     first = f", first {sizes} at once ({runs.seconds / 60:.1f} min)"
-    if high is None:
+    (least, most), (low, high) = following.replicas, runs.replicas
+    if high is None or (most is not None and high - low >= most - least):
         return first
     left = high - low + 1  # which numbers they are is what the runs say
     return f"{first}, which would leave {'one number' if left == 1 else f'{left:,} numbers'} of replicas"

@@ -95,6 +95,7 @@ def _around(plan: Plan) -> Json:
         "split": fleet and fields(fleet, "prefill", "decode"),
         "day": plan.day and _day_document(plan.day),
         "band": _band(plan),
+        "by_short_runs": plan.by_short_runs,
         "spread": [{"cv": cv, "replicas": replicas} for cv, replicas in plan.spread],
         "burst": drain
         and {

@@ -124,6 +124,40 @@ def test_an_objective_takes_the_place_of_the_saved_one() -> None:
 
 def test_the_price_of_a_gpu_stays_with_it() -> None:
     assert asked(tp=2).prices == {"H100 SXM TP2 fp8": 5.0}
+    assert asked(gpu="H100", tp=2).prices == {"H100 SXM TP2 fp8": 5.0}
+
+
+@every(
+    ("options", "said"),
+    [
+        ({"gpu": "H200"}, "plan.toml has the price of H100 SXM: --gpu-hour gives those asked for theirs"),
+        ({"gpu": "H200", "gpu_hour": "3"}, ""),
+        ({"gpu": "H100"}, ""),
+        ({"rate": 9.0}, ""),
+    ],
+)
+def test_a_price_that_is_left_out_is_named(options: dict[str, Any], said: str) -> None:
+    assert asked(**options).unpriced == said
+
+
+@every(
+    ("options", "says_so"),
+    [
+        ({}, False),
+        ({"input": "3600"}, True),
+        ({"input": "3600:0.5"}, False),
+        ({"gpu": "H200", "input": "3600"}, True),
+        ({"input": "3600", "output": "50:1", "rate": 2.0}, True),
+        ({"input": "3600:1", "output": "50:1", "rate": 2.0}, False),
+    ],
+)
+def test_a_spread_that_nobody_states_is_said_to_be_assumed(options: dict[str, Any], says_so: bool) -> None:
+    found = planned(**options)
+    assert ("spread of lengths assumed" in found.model.provenance.workload.source) is says_so
+    again = request([found], PlanOptions((), gpu="L40S"))
+    other = replica_profile(again.options[0], again)
+    assert isinstance(other, Profile)
+    assert other.model.provenance.workload == found.model.provenance.workload
 
 
 @every(
