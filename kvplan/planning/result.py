@@ -41,7 +41,8 @@ class Objective(NamedTuple):
 
     `low` and `high` are its 95 % interval, `slower` the value with iterations slower, `cliff` the times between which
     it moves for a per cent of the requests, `mean` and `p99` those of the same time; `replicas_without` are what the
-    other objectives alone take, by short runs.
+    other objectives alone take, by short runs, and `replicas_with_tpot`, of one on ITL, the fewer that do with its
+    limit on TPOT.
     """
 
     key: str
@@ -53,6 +54,7 @@ class Objective(NamedTuple):
     state: State
     cliff: tuple[float, float] | None
     replicas_without: int | None
+    replicas_with_tpot: int | None
     mean: float | None
     p99: float | None
 

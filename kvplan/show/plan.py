@@ -73,6 +73,8 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
     if beside := " ".join(_beside(plan)):
         yield page.Paragraph(beside)
     yield _sizes(plan)
+    if plan.request.spare:
+        yield page.Paragraph("GPUs and costs have the spare in them; load and latency do not count on it.")
     yield from _host_memory(plan)
     yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
@@ -199,6 +201,9 @@ def _costs(plan: Plan) -> Iterator[str]:
         if fewer is not None and fewer < plan.setting.replicas:
             gpus = (plan.setting.replicas - fewer) * each
             without = f"{fewer:,} replica{'s' * (fewer != 1)} without it"
+            if (tpot := objective.replicas_with_tpot) is not None:
+                mean = _words(objective.key).replace("itl", "tpot", 1)
+                without += f", {tpot:,} with {mean} ≤ {format_seconds(objective.limit)} instead"
             yield f"{_words(objective.key)} costs {gpus:,} GPU{'s' * (gpus != 1)} ({without})"
 
 
@@ -393,8 +398,6 @@ def _unlimited(plan: Plan) -> Iterator[str]:
 
 
 def _notes(plan: Plan, full: bool) -> Iterator[str]:
-    if spare := plan.request.spare:
-        yield f"Spare, {spare:,}, is in GPUs and cost; nothing that is said of load and latency counts on it."
     if plan.worst is not None:
         begin, end = map(format_seconds, plan.worst)
         rate = format_number(plan.winner.task.model.total_rate_rps)
