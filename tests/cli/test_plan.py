@@ -62,6 +62,7 @@ def test_spare_replicas_are_paid_and_nothing_counts_on_them(
         words.partition("ttft p95 300 ms")[2][:60]
         == " ".join(planned[0].split()).partition("ttft p95 300 ms")[2][:60]
     )
+    assert "Cost 9/h a replica" in " ".join(command.run("analyze", kept).stdout.split())
     old, new = (tomllib.loads(path.read_text("utf-8")) for path in (planned[1], kept))
     assert new.pop("plan") == {**old.pop("plan"), "spare": 2}
     assert new == old
