@@ -33,6 +33,7 @@ from kvplan.arguments import (
     Whole,
 )
 from kvplan.engine import EngineName
+from kvplan.ranges import MOST_REPLICAS
 
 if TYPE_CHECKING:
     from kvplan.profile.reading import Profile
@@ -203,6 +204,12 @@ class PlanOptions(ModelOptions):
     headroom: Share[float] = Share("Added to the demand, such as 20%. Default: 0.", 0.0)
     slower: Share[float] = Share(
         "Objectives must hold with iterations longer by this share, too. Default: 5%.", 0.05
+    )
+    spare: Whole[int] = Whole(
+        "Replicas beyond those that it takes, as many as may fail or be replaced at once: in GPUs and price alone.",
+        0,
+        least=0,
+        most=MOST_REPLICAS,
     )
     recover: Time = Time(
         "Within which a replica must be normal again after a standard burst, or never: nobody asks. Default: 15min, "

@@ -173,6 +173,7 @@ def is_costly(key: Key) -> bool:
     """Return whether a key takes so many runs that they are made for itself alone, and not for every remedy."""
     return key.path[:2] == ("prefix_cache", "trial") or key.path in (
         ("goodput", "rate_rps"),
+        ("goodput", "users"),
         ("headroom", "ratio"),
         PLAN_HOLDS.path,
     )

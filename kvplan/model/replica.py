@@ -152,6 +152,7 @@ class Plan:
         None  # ... and are normal again so long after a burst; inf: never; None: as usual
     )
     watts: float | None = None  # that a GPU draws at load
+    spare: int = 0  # replicas beyond those that are enough
 
     @property
     def limits(self) -> dict[str, float]:

@@ -130,7 +130,13 @@ def demand_over_time(model: ServingModel) -> tuple[float, tuple[float, float] | 
 
 
 def objectives(
-    slos: Sequence[Slo], latency: Latency, size: Found, without: Mapping[str, int], *, varies: bool
+    slos: Sequence[Slo],
+    latency: Latency,
+    size: Found,
+    without: Mapping[str, int],
+    tpot: Mapping[str, int],
+    *,
+    varies: bool,
 ) -> list[Objective]:
     """Figures of the service; of a schedule those of its worst part."""
     limits = {slo.key: slo.bound for slo in slos}
@@ -162,6 +168,7 @@ def objectives(
                 state,
                 cliffs.get(key),
                 without.get(key),
+                tpot.get(key),
                 *(value_of(latency, _of_same_time(key, figure), varies=varies) for figure in ("mean", "p99")),
             )
         )
@@ -211,6 +218,19 @@ def without_each(winner: Candidate, setting: Setting, least: int) -> dict[str, i
         if replicas is not None and replicas < least:
             fewer[key] = replicas
     return fewer
+
+
+def with_tpot(winner: Candidate, setting: Setting, without: Mapping[str, int]) -> dict[str, int]:
+    """Return, by objective on ITL that costs replicas, the fewer that do with its limit on TPOT, by short runs."""
+    plan, found = winner.task.plan, {}
+    for slo in plan.slos:
+        if slo.key.startswith("itl_s.") and without[slo.key] < setting.replicas:
+            mean = replace(slo, key=slo.key.replace("itl_s", "tpot_s", 1))
+            slos = tuple(mean if each is slo else each for each in plan.slos)
+            other = replace(winner, task=replace(winner.task, plan=replace(plan, slos=slos)))
+            if (least := other.fewest(setting.replicas - 1)) is not None:
+                found[slo.key] = least.replicas
+    return found
 
 
 def first_come(winner: Candidate, setting: Setting) -> int | None:

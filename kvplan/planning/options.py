@@ -102,6 +102,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         rate_rps=rate,
         slower=asked.slower,
         headroom=asked.headroom,
+        spare=asked.spare,
         recover_s=asked.recover,
         engine=asked.engine.name,
         settings=settings,

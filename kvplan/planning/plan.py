@@ -127,7 +127,12 @@ def _around(
         profile=service,
         objectives=tuple(
             around.objectives(
-                request.slos, latency, size, around.without_each(winner, setting, short), varies=varies
+                request.slos,
+                latency,
+                size,
+                without := around.without_each(winner, setting, short),
+                around.with_tpot(winner, setting, without),
+                varies=varies,
             )
         ),
         sizes=tuple(around.sizes(winner, size)),

@@ -42,7 +42,8 @@ class Objective(NamedTuple):
 
     `low` and `high` are its 95 % interval, `slower` the value with iterations slower, `cliff` the times between which
     it moves for a per cent of the requests, `mean` and `p99` those of the same time; `replicas_without` are what the
-    other objectives alone take, by short runs.
+    other objectives alone take, by short runs, and `replicas_with_tpot`, of one on ITL, the fewer that do with its
+    limit on TPOT.
     """
 
     key: str
@@ -54,6 +55,7 @@ class Objective(NamedTuple):
     state: State
     cliff: tuple[float, float] | None
     replicas_without: int | None
+    replicas_with_tpot: int | None
     mean: float | None
     p99: float | None
 
@@ -154,6 +156,8 @@ class Request:
         From the start of a replica until it serves; None: the period of the schedule is not planned.
     split
         Whether prefill and decode apart are looked at.
+    spare
+        Replicas beyond those that are enough, in GPUs and cost alone.
     settings
         Of the engine, by key, that are given and not searched.
     prices
@@ -172,6 +176,7 @@ class Request:
     rate_rps: float | None = None
     slower: float = 0.05
     headroom: float = 0.0
+    spare: int = 0
     recover_s: float | None = None
     engine: str = "vllm"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -298,11 +303,15 @@ class Plan(NamedTuple):
         """Cost of all replicas; None where prices are not known."""
         return self.cost_of(self.winner, self.setting)
 
+    def bought(self, replicas: int) -> int:
+        """Replicas with the spare ones."""
+        return replicas + self.request.spare
+
     def cost_of(self, candidate: Candidate, setting: Setting) -> Cost | None:
         """Return the cost of so many replicas of a kind; None where prices are not known."""
         if not self.request.priced:
             return None
-        hour, mix = candidate.cost(setting), candidate.task.model.mix
+        hour, mix = self.bought(setting.replicas) * candidate.price, candidate.task.model.mix
         out = self.mean_rps * mix.mean(mix.decode_tokens) * _HOUR_S / 1e6
         every = out + self.mean_rps * mix.mean(mix.input_tokens) * _HOUR_S / 1e6
         return Cost(hour, hour / every, hour / out)
@@ -331,5 +340,5 @@ class Plan(NamedTuple):
         each, mix = self.request.watts(self.winner.name), self.winner.task.model.mix
         if each is None:
             return None
-        watts = each * self.winner.task.model.replica.gpus * self.setting.replicas
+        watts = each * self.winner.task.model.replica.gpus * self.bought(self.setting.replicas)
         return Energy(watts, watts / (self.mean_rps * mix.mean(mix.decode_tokens)))

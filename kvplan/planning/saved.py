@@ -52,6 +52,7 @@ def asked_again(profile: Profile, asked: PlanOptions) -> PlanOptions:
         "gpu_hour": None if price_left_out(profile, asked) else plan.gpu_hour,
         "slower": plan.slower,
         "headroom": plan.headroom,
+        "spare": plan.spare,
         "router": routing if routing in (Router.ROUND_ROBIN, Router.LEAST_REQUESTS) else None,
     }
     plain = PlanOptions(())

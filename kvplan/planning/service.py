@@ -170,6 +170,7 @@ def service_profile(profile: Profile, winner: Candidate, setting: Setting, reque
         ("fleet",): {"replicas": setting.replicas, "routing": str(routing)},
         ("plan", "slower"): request.slower,
         ("plan", "headroom"): request.headroom,
+        ("plan", "spare"): request.spare or None,
         ("gate", "require"): [*demanded, "plan.holds"],
     }
     if request.recover_s is not None:

@@ -430,7 +430,9 @@ def plan_of(document: schema.Document) -> Plan:
         slos += _slos(c.slo, c.name, which)
     price, watts = (None, None) if document.cost is None else (document.cost.gpu_hour, document.cost.power)
     p = document.plan
-    return Plan(p.delta, p.horizon, p.segments, tuple(slos), price, p.slower, p.headroom, p.recover, watts)
+    return Plan(
+        p.delta, p.horizon, p.segments, tuple(slos), price, p.slower, p.headroom, p.recover, watts, p.spare
+    )
 
 
 def model_of(document: schema.Document) -> ServingModel:

@@ -371,6 +371,8 @@ class Plan(Table, title="Plan"):
     """Objectives must hold with iterations longer by this share, too: for kvplan plan and plan.holds."""
     headroom: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Share that kvplan plan and plan.holds add to the demand."""
+    spare: Annotated[int, Field(ge=0, le=ranges.MOST_REPLICAS)] = 0
+    """Replicas that are bought beyond those of [fleet], which no figure counts on: for kvplan plan."""
     recover: values.Recover = None
     """Time within which a replica is normal again after a standard burst, or "never": nobody asks. Without it the
     larger of 15 min, three mean stays in a full replica, and three session lives; "never" without objectives."""

@@ -201,7 +201,7 @@ def _beside(report: Report) -> Iterator[tuple[str, Any]]:
     wide = (f"{key} {interval(*latency.ci95[key], format_seconds)}" for key in latency.unsettled)
     yield "latency.not_settled", "; ".join(wide) or None
     good = report.goodput
-    if good is not None and good.crossing_rps >= _MUCH_MORE * good.rate_rps > 0:
+    if good is not None and good.users is None and good.crossing_rps >= _MUCH_MORE * good.rate_rps > 0:
         yield "goodput.for_minutes_rps", good.crossing_rps
     free, used = buffer.watermark_fraction, report.equilibrium.kv_utilization or 0.0
     yield "safety_buffer.fits", free is not None and free + used <= 1

@@ -274,7 +274,9 @@ class Figures:
         price, watts = self.plan.gpu_hour, self.plan.watts
         if price is None:
             return None
-        return cost(self.model, price, self.load, overloaded=self.overloaded, watts=watts)
+        paid = 1 + self.plan.spare / (1 if self.whole.fleet is None else self.whole.fleet.size)
+        watts = None if watts is None else paid * watts
+        return cost(self.model, paid * price, self.load, overloaded=self.overloaded, watts=watts)
 
     @cached_property
     def peak(self) -> Peak | None:

@@ -39,8 +39,11 @@ def _ledger(figures: Figures, about: Iterable[tuple[str, Any]]) -> Ledger:
 def _beyond(figures: Figures) -> Iterator[tuple[str, Any]]:
     """Yield what is offered, with the users who ask, and by how much it is too much."""
     offered, cache = figures.load, figures.prefix_cache
-    whose = "" if cache is None or not cache.users else f" of {format_number(cache.users)} users"
-    yield "offered", f"{format_number(offered.offered_rps)} requests/s{whose}"
+    rate, whose = offered.offered_rps, ""
+    if cache is not None and cache.users:
+        whose, point = f" of {format_number(cache.users)} users", figures.operating_point
+        rate = rate if point.served is None else point.served.value / point.replicas
+    yield "offered", f"{format_number(rate)} requests/s{whose}"
     yield "beyond_sustainable", offered.offered_rps / offered.sustainable_rps - 1
     if cache is not None and cache.sustainable_rps.good is not None:
         yield "beyond_good", offered.offered_rps / cache.sustainable_rps.good - 1

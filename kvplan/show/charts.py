@@ -134,8 +134,10 @@ def _demand(plan: "Plan") -> Chart:
     lines = []
     for colour, (candidate, setting) in zip(COLOURS, kinds, strict=False):
         each = _served_rps(candidate.task, setting)
-        lines.append(Line(candidate.name, demand, cost(demand, candidate.price, each), colour))
-    own = plan.setting.replicas * plan.winner.price
+        lines.append(
+            Line(candidate.name, demand, cost(demand, candidate.price, each, plan.request.spare), colour)
+        )
+    own = plan.bought(plan.setting.replicas) * plan.winner.price
     unit = "cost per hour" if plan.request.priced else "GPUs"
     paid = f"{format_number(own)} {unit.removeprefix('cost ')}"
     count = f"{plan.setting.replicas:,} replica{'s' * (plan.setting.replicas != 1)}"
@@ -162,13 +164,13 @@ def _served_rps(task: Task, setting: Setting) -> float:
     return served / (1 + task.headroom)
 
 
-def cost(demand_rps: FloatArray, each: float, served_rps: float) -> FloatArray:
-    """Return what as many replicas cost as serve each demand.
+def cost(demand_rps: FloatArray, each: float, served_rps: float, spare: int = 0) -> FloatArray:
+    """Return what as many replicas cost as serve each demand, and spare ones.
 
-    >>> cost(np.array([1.0, 2.0, 5.0]), each=3.0, served_rps=2.0).tolist()
-    [3.0, 3.0, 9.0]
+    >>> cost(np.array([1.0, 2.0, 5.0]), each=3.0, served_rps=2.0, spare=1).tolist()
+    [6.0, 6.0, 12.0]
     """
-    return np.asarray(each * np.ceil(demand_rps / served_rps * (1 - 1e-9)))
+    return np.asarray(each * (spare + np.ceil(demand_rps / served_rps * (1 - 1e-9))))
 
 
 def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:

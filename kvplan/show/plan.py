@@ -74,6 +74,8 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
     if beside := " ".join(_beside(plan)):
         yield page.Paragraph(beside)
     yield _sizes(plan)
+    if plan.request.spare:
+        yield page.Paragraph("GPUs and costs have the spare in them; load and latency do not count on it.")
     yield from _host_memory(plan)
     yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
@@ -136,13 +138,15 @@ def _model(plan: Plan) -> str:
 
 def _headline(plan: Plan) -> str:
     setting, winner = plan.setting, plan.winner
-    each, total = winner.task.model.replica.gpus, gpus(winner, setting)
+    each, total = winner.task.model.replica.gpus, gpus(plan, winner, setting)
     kind, known = plan.kind(winner.name), plan.request.model_table(winner.name) or {}
     gpu = known.get("gpu", "GPU")
     weights = f", {known['weights']} weights" if "weights" in known else ""
     if kind is not None and kind.parallelism != Parallelism(kind.parallelism.tensor):
         gpu += f" ({kind.parallelism})"
-    replicas = f"{setting.replicas:,} replica{'s' * (setting.replicas != 1)} x {each} {gpu}"
+    spare, bought = plan.request.spare, plan.bought(setting.replicas)
+    many = f"{setting.replicas:,}{f' + {spare:,} spare' if spare else ''}"
+    replicas = f"{many} replica{'s' * (bought != 1)} x {each} {gpu}"
     text = f"{replicas} = {total:,} GPU{'s' * (total != 1)}{weights}"
     if plan.cost is None:
         return f"{text}."
@@ -198,6 +202,9 @@ def _costs(plan: Plan) -> Iterator[str]:
         if fewer is not None and fewer < plan.setting.replicas:
             gpus = (plan.setting.replicas - fewer) * each
             without = f"{fewer:,} replica{'s' * (fewer != 1)} without it"
+            if (tpot := objective.replicas_with_tpot) is not None:
+                mean = _words(objective.key).replace("itl", "tpot", 1)
+                without += f", {tpot:,} with {mean} ≤ {format_seconds(objective.limit)} instead"
             yield f"{_words(objective.key)} costs {gpus:,} GPU{'s' * (gpus != 1)} ({without})"
 
 
@@ -229,9 +236,9 @@ def _sizes(plan: Plan) -> page.Table:
     each, price, chosen = plan.winner.task.model.replica.gpus, plan.winner.price, plan.setting.replicas
     columns: page.Columns[Size] = {
         page.number("replicas"): lambda size: f"{'* ' * (size.replicas == chosen)}{size.replicas:,}",
-        page.number("GPUs"): lambda size: f"{size.replicas * each:,}",
+        page.number("GPUs"): lambda size: f"{plan.bought(size.replicas) * each:,}",
         **(
-            {page.number("per hour"): lambda size: _money(size.replicas * price)}
+            {page.number("per hour"): lambda size: _money(plan.bought(size.replicas) * price)}
             if plan.request.priced
             else {}
         ),
@@ -350,13 +357,14 @@ def _day(plan: Plan, day: Day) -> Iterator[page.Block]:
 
 def _alternatives(plan: Plan, shown: Sequence[Alternative]) -> page.Table:
     def cost(each: Alternative) -> str:
-        paid, best = each.candidate.cost(each.setting), plan.winner.cost(plan.setting)
+        paid = plan.bought(each.setting.replicas) * each.candidate.price
+        best = plan.bought(plan.setting.replicas) * plan.winner.price
         more = f" {format_percent(paid / best - 1, 2, signed=True)}" if paid != best else ""
         return _money(paid) + more
 
     columns: page.Columns[Alternative] = {
         page.words("alternatives"): lambda each: f"{each.setting.replicas:,} x {each.candidate.name}",
-        page.number("GPUs"): lambda each: f"{gpus(each.candidate, each.setting):,}",
+        page.number("GPUs"): lambda each: f"{gpus(plan, each.candidate, each.setting):,}",
         **({page.number("per hour"): cost} if plan.request.priced else {}),
         page.number("token budget"): lambda each: format_tokens(each.setting.batched_tokens),
     }

@@ -52,7 +52,8 @@ def _replicas(plan: Plan, candidate: Candidate, setting: Setting) -> Json:
     return {
         **_kind(plan, candidate.name),
         "replicas": setting.replicas,
-        "gpus": setting.replicas * replica.gpus,
+        "spare": plan.request.spare,
+        "gpus": plan.bought(setting.replicas) * replica.gpus,
         "engine": {
             "name": plan.request.engine,
             "max_num_batched_tokens": setting.batched_tokens,
@@ -125,7 +126,10 @@ def _recovery(size: Size) -> Json:
 def _band(plan: Plan) -> Json | None:
     if (band := plan.band) is None:
         return None
-    prices = [None if n is None or not plan.request.priced else n * plan.winner.price for n in band.replicas]
+    prices = [
+        None if n is None or not plan.request.priced else plan.bought(n) * plan.winner.price
+        for n in band.replicas
+    ]
     return {**band._asdict(), "per_hour": prices}
 
 
@@ -150,5 +154,5 @@ def start(plan: Plan, candidate: Candidate, setting: Setting) -> Start:
     )
 
 
-def gpus(candidate: Candidate, setting: Setting) -> int:
-    return setting.replicas * candidate.task.model.replica.gpus
+def gpus(plan: Plan, candidate: Candidate, setting: Setting) -> int:
+    return plan.bought(setting.replicas) * candidate.task.model.replica.gpus

@@ -51,6 +51,7 @@ class Goodput(NamedTuple):
     high: float | None  # the least that was seen to miss
     binding: str  # objective that is missed first as the rate rises, or the limit of the sustainable rate
     cliff: Cliff | None = None  # that the binding figure sits on at that rate
+    users: int | None = None  # of a closed population, who ask at that rate
 
 
 class _Probe(NamedTuple):
@@ -121,6 +122,11 @@ class _Search:
             return rate_rps
         fewer = (p.served_rps for p in self.probes if p.rate_rps < rate_rps)
         return max(at_rate(self._model, rate_rps).total_rate_rps, *fewer, 0.0)
+
+    def users(self, rate_rps: float) -> int | None:
+        """Return how many whole users a probe that goes by this has at least; None: it has none."""
+        asking = rate_rps * users_of(self._model) / self._model.total_rate_rps
+        return math.floor(asking + 1e-9) if users_of(self._model) else None
 
     def lasting(self, rate_rps: float) -> tuple[float, float | None]:
         """Return the largest rate below this one that lasts, in steps of 1 % at first, and how long runs were."""
@@ -199,11 +205,13 @@ def goodput(
 
 def _times(one: Goodput, replicas: int) -> Goodput:
     high = None if one.high is None else one.high * replicas
+    users = None if one.users is None else one.users * replicas
     return one._replace(
         rate_rps=one.rate_rps * replicas,
         crossing_rps=one.crossing_rps * replicas,
         low=one.low * replicas,
         high=high,
+        users=users,
     )
 
 
@@ -259,10 +267,13 @@ def _result(search: _Search, limit: str) -> Goodput:
     nearest = min(bracket, key=lambda p: abs(p.rate_rps - crossing))
     time, _, figure = binding.partition(".")
     cliff = nearest.seen.sample.cliff(time, figure) if figure in QUANTILES else None
+    users = search.users(rate)
     most, above = search.served_rps(rate), None if high is None else search.served_rps(high)
     if above is not None and above <= most:  # so many users that they ask less often
         above = None
-    return Goodput(most, search.served_rps(crossing), run_s, search.served_rps(low), above, binding, cliff)
+    return Goodput(
+        most, search.served_rps(crossing), run_s, search.served_rps(low), above, binding, cliff, users
+    )
 
 
 def _crossing(bracket: Sequence[_Probe]) -> float:

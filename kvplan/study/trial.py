@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.cached_equilibrium import users_of
 from kvplan.analysis.equilibrium import equilibrium, sustainable_rate
 from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.prefix_cache import population_of, sustainable_rates
@@ -186,9 +187,10 @@ class Task:
         return self.model.total_rate_rps * (1 + self.headroom)
 
     def at_rate(self, rate_rps: float) -> "Task":
-        """Return the task of another demand; what a replica sustains stays."""
+        """Return the task of another demand; what a replica sustains stays, but for how often users ask."""
         task = replace(self, model=at_rate(self.model, rate_rps))
-        task.sustained.update(self.sustained)
+        if not users_of(self.model):
+            task.sustained.update(self.sustained)
         return task
 
     def at(self, replicas: int, batched_tokens: int | None, *, slower: bool) -> ServingModel:
@@ -201,10 +203,23 @@ class Task:
         return stand_in(model, self.rate_rps, replicas, self.router)
 
     def sustainable_rps(self, batched_tokens: int | None, *, slower: bool = True) -> float:
-        """Return the sustainable rate of a replica, that of a warm prefix cache where it has one."""
+        """Return the sustainable rate of a replica, that of a warm prefix cache where it has one.
+
+        Of users the most that a replica is good for, as if they asked as often as those of the model: they ask less
+        often the slower it is, so that their rate alone never tells how near they are to too many.
+        """
         key = batched_tokens, slower
         if key not in self.sustained:
-            self.sustained[key] = _most_rps(one_replica(self.at(1, batched_tokens, slower=slower)))
+            alone = one_replica(self.at(1, batched_tokens, slower=slower))
+            cached = cached_replica(alone) if alone.finds_prefixes else None
+            if cached is None:
+                self.sustained[key] = sustainable_rate(alone)[1]
+            elif cached.users is None:
+                self.sustained[key] = sustainable_rates(cached).good
+            else:
+                self.sustained[key] = (
+                    population_of(cached).good * self.model.total_rate_rps / users_of(self.model)
+                )
         return self.sustained[key]
 
     def bound(self, batched_tokens: int | None) -> int:
@@ -375,13 +390,6 @@ def recover_within_s(model: ServingModel, plan: Plan) -> float | None:
     if plan.recover_s is None:
         return recover_s(model) if plan.slos or model.finds_prefixes else None
     return None if math.isinf(plan.recover_s) else plan.recover_s
-
-
-def _most_rps(model: ServingModel) -> float:
-    if not model.finds_prefixes:
-        return sustainable_rate(model)[1]
-    cached = cached_replica(model)
-    return sustainable_rates(cached).good if cached.users is None else population_of(cached).good_rps
 
 
 def stretched(timing: Timing, times: float) -> Timing:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from io import BytesIO
 from pathlib import Path
 
@@ -47,6 +48,25 @@ def test_the_screen_says_how_many_at_what_price_and_why(planned: tuple[str, Path
     lines = planned[0].splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
+
+
+def test_spare_replicas_are_paid_and_nothing_counts_on_them(
+    run: Run, planned: tuple[str, Path], tmp_path: Path
+) -> None:
+    kept = tmp_path / "spare.toml"
+    code, text, _ = run(str(planned[1]), "--spare", "2", "-o", str(kept))
+    words = " ".join(text.split())
+    assert code == 0
+    assert "1 + 2 spare replicas x 1 H100 SXM = 3 GPUs, fp8 weights, $9.00/h" in words
+    assert "* 1 3 $9.00 all met" in words
+    assert (
+        words.partition("ttft p95 300 ms")[2][:60]
+        == " ".join(planned[0].split()).partition("ttft p95 300 ms")[2][:60]
+    )
+    assert "Cost 9/h a replica" in " ".join(command.run("analyze", kept).stdout.split())
+    old, new = (tomllib.loads(path.read_text("utf-8")) for path in (planned[1], kept))
+    assert new.pop("plan") == {**old.pop("plan"), "spare": 2}
+    assert new == old
 
 
 def test_a_long_search_says_where_it_is_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,6 +278,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "watts": 700.0,
         "slower": 0.2,
         "headroom": 0.5,
+        "spare": 1,
         "recover_s": 60.0,
     },
     "model": {
@@ -355,7 +356,7 @@ UNMOVED = {
     ): "a dispersion is in the report's figures, which are explained all the same",
     **{
         ("plan", name, what): "headroom and bursts alone, which are not compared"
-        for name in ("slower", "headroom", "recover_s")
+        for name in ("slower", "headroom", "spare", "recover_s")
         for what in ("analyze", "sweep", "explain")
     },
     ("plan", "slos", "simulate"): "it counts who was served well, and serves nobody otherwise",

@@ -6,7 +6,9 @@ import pytest
 import shipped
 from strategies import one_class
 
+from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.cached_equilibrium import with_rates_of_users
+from kvplan.analysis.prefix_cache import population_of
 from kvplan.model import (
     ArrivalProcess,
     Plan,
@@ -24,7 +26,7 @@ from kvplan.model.sessions import Sessions
 from kvplan.model.slo import parse_slo
 from kvplan.study.headroom import headroom, size_of
 from kvplan.study.objectives import State
-from kvplan.study.trial import Missed
+from kvplan.study.trial import Missed, stretched
 
 SERVED_RPS = 50.0
 
@@ -86,12 +88,24 @@ def test_the_figure_of_a_shipped_profile_has_the_limit_that_long_runs_name() -> 
     assert more.judge(size.replicas, size.batched_tokens).state is not State.HOLDS
 
 
+def test_users_are_too_many_by_their_number() -> None:
+    """What 139 ask for a slower replica does not serve; of it they ask less, and it is good for 142."""
+    good = population_of(cached_replica(replace(asking(90), timing=stretched(asking(90).timing, 1.05)))).good
+    assert 142 < good < 143
+    for users, replicas in ((139, 1), (141, 2)):
+        assert size_of(asking(users), Plan()).task.bound(None) == replicas
+
+
+def asking(users: int) -> ServingModel:
+    law = Sessions(*[Lengths.of({20: 1.0})] * 3, Lengths.of({3: 1.0}), Exponential(0.5), users=users)
+    prompts = tuple(Prompt(20 + 40 * turn, 1.0) for turn in range(3))
+    turns = RequestClass("turns", 60, (20,), (1.0,), 30.0, sessions=law, prompts=prompts)
+    return with_rates_of_users(ServingModel((turns,), Timing(0.01, d2=1e-4), Replica(6_000)))
+
+
 def test_a_population_asks_no_more_of_a_plan_that_was_saved() -> None:
     """What 90 users of three replicas ask is judged as it was planned: from what one replica would make of them."""
-    law = Sessions(*[Lengths.of({20: 1.0})] * 3, Lengths.of({3: 1.0}), Exponential(0.5), users=90)
-    prompts = tuple(Prompt(20 + 40 * turn, 1.0) for turn in range(3))
-    users = RequestClass("turns", 60, (20,), (1.0,), 30.0, sessions=law, prompts=prompts)
-    model = with_rates_of_users(ServingModel((users,), Timing(0.01, d2=1e-4), Replica(6_000)))
+    model = asking(90)
     saved = with_rates_of_users(replace(model, fleet=Fleet(replicas=3)))
     assert saved.total_rate_rps > 1.01 * model.total_rate_rps  # each has fewer users, whom it answers sooner
     assert size_of(saved, Plan()).task.rate_rps == pytest.approx(model.total_rate_rps)

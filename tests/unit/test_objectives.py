@@ -334,6 +334,7 @@ def test_goodput_of_users_who_overfill_a_prefix_cache_is_the_most_that_fewer_ask
     assert found is not None
     assert model.total_rate_rps < 0.8 * max(rates) < found.rate_rps <= max(rates)
     assert found.low <= found.crossing_rps <= max(rates)
+    assert found.users == 74  # of the 75.5 where the share is what is allowed, 1 % less
 
 
 def test_goodput_is_required_of_a_rate_between_what_holds_and_what_misses() -> None:

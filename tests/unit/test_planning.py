@@ -20,7 +20,7 @@ from kvplan.model.fleet import Routing
 from kvplan.model.slo import parse_slo
 from kvplan.options import PlanOptions
 from kvplan.planning import options
-from kvplan.planning.around import by_short_runs, routers, without_each
+from kvplan.planning.around import by_short_runs, routers, with_tpot, without_each
 from kvplan.planning.demand import Demand, Length, parse_length, parse_turns
 from kvplan.planning.intervals import spaced
 from kvplan.planning.kinds import Kind, kinds
@@ -291,26 +291,37 @@ def test_a_router_is_decided_by_long_runs_where_short_ones_are_close(
     assert [size for _, size in found] == [replicas, replicas]
 
 
+@dataclass(frozen=True)
+class Limited(Given):
+    """A kind that needs so many replicas by objective, and four behind a router."""
+
+    limited: dict[str, int] = field(default_factory=dict)
+    plan: Plan = field(default=Plan(slos=(parse_slo("ttft_s.p95 <= 1 s"), parse_slo("itl_s.p95 <= 1 s"))))
+    router: Routing | None = None
+
+    def quick(self, replicas: int, batched_tokens: int) -> Quick:
+        if self.router:
+            return Quick(0.4 if replicas >= 4 else 2.0, ())
+        shares = {slo.key: self.limited[slo.key] / replicas for slo in self.plan.slos}
+        decided = (Decision(key, 1, State.OPEN, None, None, None, s, 0, 1) for key, s in shares.items())
+        return Quick(max(shares.values()), tuple(decided))
+
+
+@every(("tpot", "instead"), [(3, {"itl_s.p95": 5}), (7, {"itl_s.p95": 7}), (10, {})])
+def test_a_limit_on_itl_that_costs_replicas_is_tried_on_tpot(tpot: int, instead: dict[str, int]) -> None:
+    needs = {"ttft_s.p95": 5, "itl_s.p95": 10, "tpot_s.p95": tpot}
+    kind, setting = candidate(Limited({512: 2, 16_384: 2}, limited=needs), 1.0), Setting(10, 512)
+    assert with_tpot(kind, setting, {"ttft_s.p95": 10, "itl_s.p95": 5}) == instead
+    assert with_tpot(kind, setting, dict.fromkeys(needs, 10)) == {}
+
+
 @every(("met", "ttft", "behind"), [(State.MISSES, 5, 4), (State.HOLDS, 10, 10)])
 def test_where_a_burst_decides_no_objective_and_no_router_costs_replicas(
     met: State, ttft: int, behind: int
 ) -> None:
     """By short runs TTFT takes 8 replicas and ITL 5, 4 behind any router; nine do not hold by long ones."""
-    needs = {"ttft_s.p95": 8, "itl_s.p95": 5}
-
-    @dataclass(frozen=True)
-    class Limited(Given):
-        plan: Plan = field(default=Plan(slos=tuple(parse_slo(f"{key} <= 1 s") for key in needs)))
-        router: Routing | None = None
-
-        def quick(self, replicas: int, batched_tokens: int) -> Quick:
-            if self.router:
-                return Quick(0.4 if replicas >= 4 else 2.0, ())
-            shares = {slo.key: needs[slo.key] / replicas for slo in self.plan.slos}
-            decided = (Decision(key, 1, State.OPEN, None, None, None, s, 0, 1) for key, s in shares.items())
-            return Quick(max(shares.values()), tuple(decided))
-
-    kind, setting = candidate(Limited({512: 8, 16_384: 8}), 1.0), Setting(10, 512)
+    limited = Limited({512: 8, 16_384: 8}, limited={"ttft_s.p95": 8, "itl_s.p95": 5})
+    kind, setting = candidate(limited, 1.0), Setting(10, 512)
     kind.long[Setting(9, 512)] = _Judged(State.MISSES, met)  # type: ignore[assignment]
     assert by_short_runs(kind, setting) == 8
     assert without_each(kind, setting, 8) == {"ttft_s.p95": ttft, "itl_s.p95": 10}

@@ -24,7 +24,7 @@ timing = { d0 = "10 ms", d1 = "0.03 us", d2 = "20 us" }
 TRAFFIC
 slo = { ttft_s.p95 = "2 s" }
 cost = { gpu_hour = 2.5 }
-plan = { slower = 0.1, headroom = 0.2 }
+plan = { slower = 0.1, headroom = 0.2, spare = 1 }
 fleet = { replicas = 2, routing = "round-robin" }
 """
 INPUT = {"lognormal": {"mean": 1800, "cv": 0.95}}
@@ -113,7 +113,8 @@ def test_other_gpus_are_estimated_for_the_model_as_it_was() -> None:
     assert found.tables["classes"] == [{**saved().tables["classes"][0], "rate": 20.0}]
     assert found.tables["model"] == {**saved().tables["model"], "gpu": "H200"}
     assert found.tables["engine"] == {"version": "0.19.0", "max_model_len": 32_768}
-    assert (wanted.slower, wanted.headroom, wanted.router, wanted.prices) == (0.1, 0.2, "round-robin", None)
+    assert (wanted.slower, wanted.headroom, wanted.spare) == (0.1, 0.2, 1)
+    assert (wanted.router, wanted.prices) == ("round-robin", None)
     assert [(slo.key, slo.bound) for slo in wanted.slos] == [("ttft_s.p95", 2.0)]
 
 

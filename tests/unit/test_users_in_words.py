@@ -45,8 +45,9 @@ def said(command: str, text: str, folder: Path, capfd: pytest.CaptureFixture[str
 
 def test_beside_others_a_population_is_not_all_who_come() -> None:
     both = talk('classes = [{ name = "more", input = 30, decode = 9, rate = 1.0 }]').splitlines()
-    assert Load().on(profile("\n".join(both)).model).users == 0
-    assert Load().on(profile(talk()).model).users == 12
+    mixed, alone = (Load().on(profile(text).model) for text in ("\n".join(both), talk()))
+    assert (mixed.users, mixed.name) == (0, "poisson")
+    assert (alone.users, alone.name) == (12, "users")
 
 
 def test_a_population_of_a_fleet_does_not_come_at_random(
@@ -59,12 +60,14 @@ def test_a_population_of_a_fleet_does_not_come_at_random(
     assert "Running in all Waiting in all KV tokens a replica" in text
 
 
-def test_the_verdict_counts_users_beside_their_rate(
+def test_the_verdict_counts_users_beside_the_rate_that_simulate_prints(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Users who can grow by half do so at a rate that grows by less."""
+    run = said("simulate", talk(), tmp_path, capfd)
+    rate = run.partition("Preemptions/request ")[2].split()[0]
     text = said("analyze", talk(), tmp_path, capfd)
-    assert "requests/s of 12 users offered" in text
+    assert f"{rate}" in text.partition(" requests/s of 12 users offered")[0].split()[-1]
     assert "at least +50% users with slower iterations" in text
 
 

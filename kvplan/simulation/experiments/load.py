@@ -84,7 +84,9 @@ class Load(NamedTuple):
     @property
     def name(self) -> str:
         """Kind of arrivals, in a word."""
-        return "trace" if self.trace is not None else (self.kind or Arrivals.POISSON).value
+        if self.trace is not None:
+            return "trace"
+        return "users" if self.users else (self.kind or Arrivals.POISSON).value
 
     @property
     def is_saturated(self) -> bool:

@@ -113,8 +113,8 @@ def check_sessions(load: Load, model: ServingModel) -> None:
     sessions = [c.sessions for c in model.classes if c.sessions is not None]
     if load.burst_sessions is not None and all(law.users for law in sessions):
         raise UsageError("--burst-sessions: the profile has no [[sessions]] with a rate")
-    kind = load.on(model).name
-    if sessions and load.trace is None and kind != Arrivals.POISSON:
+    kind = load.on(model).kind
+    if sessions and load.trace is None and kind is not Arrivals.POISSON:
         raise UsageError(
             f"--arrivals {kind}: the [[sessions]] of the profile arrive as it describes them; leave it out"
         )
