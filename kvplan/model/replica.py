@@ -152,6 +152,7 @@ class Plan:
         None  # ... and are normal again so long after a burst; inf: never; None: as usual
     )
     watts: float | None = None  # that a GPU draws at load
+    idle_watts: float | None = None  # and while its engine has nothing to compute
 
     @property
     def limits(self) -> dict[str, float]:

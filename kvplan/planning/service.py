@@ -180,7 +180,7 @@ def service_profile(profile: Profile, winner: Candidate, setting: Setting, reque
         changes["slo",] = None
         changes |= {("slo", *slo.key.split(".")): f"{slo.bound:g} s" for slo in of_all}
     if request.priced:
-        watts = request.watts(winner.name)
-        changes["cost",] = {"gpu_hour": winner.price / winner.task.model.replica.gpus}
-        changes |= {} if watts is None else {("cost", "power"): f"{watts:g} W"}
+        power = request.power(winner.name)
+        changes["cost", "gpu_hour"] = winner.price / winner.task.model.replica.gpus
+        changes |= {} if power is None else {("cost", "power"): f"{power.load:g} W"}
     return replace(profile.changed(changes), source="plan.toml")

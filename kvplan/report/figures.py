@@ -272,7 +272,7 @@ class Figures:
     @cached_property
     def cost(self) -> Cost | None:
         price, watts = self.plan.gpu_hour, self.plan.watts
-        if price is None:
+        if price is None and watts is None:
             return None
         return cost(self.model, price, self.load, overloaded=self.overloaded, watts=watts)
 

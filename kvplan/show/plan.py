@@ -203,15 +203,23 @@ def _costs(plan: Plan) -> Iterator[str]:
 
 def _beside(plan: Plan) -> Iterator[str]:
     """Say what an API costs, and what GPUs draw."""
-    api, energy = plan.api, plan.energy if plan.request.priced else None
+    api, energy = (
+        plan.api,
+        plan.energy if plan.request.priced or plan.kind(plan.winner.name) is None else None,
+    )
     if api is not None:
         yield f"An API at these prices: {_money(api.per_hour)}/h;"
         share = api.cheaper_from_rps / plan.mean_rps
         rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
         yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
     if energy is not None:
-        kilowatts, joules = format_number(energy.watts / 1000), format_number(energy.joules_per_output_token)
-        yield f"Power: at most {kilowatts} kW, {joules} J an output token."
+        day, joules = format_number(energy.kwh_per_day), format_number(energy.joules_per_output_token)
+        load, idle = (f"{format_number(watts / 1000)} kW" for watts in (energy.watts, energy.idle_watts))
+        assumed = " (a fifth, assumed)" if energy.idle_assumed else ""
+        yield (
+            f"Power: {day} kWh a day, {joules} J an output token; {load} at load, {format_percent(energy.busy)} of "
+            f"the time, else {idle} idle{assumed}."
+        )
 
 
 def _sizes(plan: Plan) -> page.Table:
@@ -328,6 +336,11 @@ def _day(plan: Plan, day: Day) -> Iterator[page.Block]:
         page.Column("one simulated period"): lambda row: row[0],
         page.number("GPU-hours"): lambda row: format_number(row[1].gpu_hours),
         **({page.number("cost"): lambda row: _money(each * row[1].gpu_hours)} if plan.request.priced else {}),
+        **(
+            {page.number("kWh"): lambda row: format_number(plan.kwh(row[1].gpu_hours, row[1].busy_gpu_hours))}
+            if plan.energy is not None
+            else {}
+        ),
         page.number("within"): lambda row: format_percent(row[1].within, 4),
         page.number("ttft p95"): lambda row: format_seconds(row[1].ttft_p95_s),
         page.number("most waiting"): lambda row: f"{row[1].waiting:,}",
