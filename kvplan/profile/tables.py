@@ -111,7 +111,7 @@ class Class(Table, title="Class of requests"):
     backlog: Annotated[int, Field(ge=1, le=10**12)] | None = None
     """In place of a rate, requests that are there at the start and have to be done by the deadline. Runs of simulate
     begin with them; elsewhere their client sends them evenly until then."""
-    deadline: values.Duration | None = None
+    deadline: values.Deadline | None = None
     """When the backlog has to be done, such as "24 h"."""
     shared: values.Shared | None = None
     """Leading tokens, within input, that all its requests have in common; or a list of { tokens, weight }, of each
