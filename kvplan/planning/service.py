@@ -74,6 +74,8 @@ def _of_kind(kind: Kind, request: Request) -> Profile:
         engine["admission"] = str(older)
     engine |= {} if kind.longest is None else {"max_model_len": kind.longest}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
+    if "sessions" in tables and kind.not_cached:
+        tables["gpu"] = {**tables["gpu"], "prefix_caching": False}
     profile = from_tables({key: value for key, value in tables.items() if value}, name)
     return _replayed(_with_all_turns(profile), request.demand)
 

@@ -444,6 +444,8 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}{version}, rates and "
         f"lengths {known.workload.basis}{assumed}."
     )
+    if kind is not None and kind.not_cached and model.has_common_prefixes:
+        yield f"The prefix cache is off: not modelled beside {kind.not_cached}. Every prompt is computed whole."
     if kind is not None and kind.parallelism.untested:
         yield f"Times of {kind.parallelism} were compared with no measurement; pipeline bubbles are not modelled."
     taken = dict.fromkeys(o.gpu.assumed for o in plan.request.options if isinstance(o, Kind))
