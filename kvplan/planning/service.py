@@ -121,7 +121,9 @@ def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
     try:
         profile = profile.changed({(SETTINGS[key], key): value for key, value in settings.items()})
     except ProfileError as error:
-        raise UsageError(f"--settings {(error.key or '').rpartition('.')[2]}: {error.message}") from None
+        key = (error.key or "").rpartition(".")[2]
+        named = key if key in settings else ", ".join(settings)  # it is refused beside another key
+        raise UsageError(f"--settings {named}: {error.message}") from None
     tokens, seqs = (profile.tables["gpu"].get(key) for key in ("max_num_batched_tokens", "max_num_seqs"))
     if "max_num_batched_tokens" in settings and tokens is not None and seqs is not None and tokens < seqs:
         raise UsageError(

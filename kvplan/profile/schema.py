@@ -128,7 +128,7 @@ def _layers(document: "Document") -> Iterator[Problem]:
             yield problem._replace(message=f"not modelled beside {several}")
         elif why and not off:
             yield problem._replace(
-                message=f"not modelled beside {why}, but with [gpu] prefix_caching = false"
+                message=f"not modelled beside {why}; with [gpu] prefix_caching = false it is"
             )
 
 

@@ -238,10 +238,10 @@ def test_what_is_asked_for_again_is_refused_beside_layers(kind: str, more: str, 
 def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -> None:
     if kind == "state":
         why = "states without checkpoints, which engines keep at some places of a prompt only"
-        off = "but with [gpu] prefix_caching = false"
+        off = "with [gpu] prefix_caching = false it is"
         assert (
             refusal(layered(KINDS[kind]), shared)
-            == f"x.toml:23: classes[0].shared: not modelled beside {why}, {off}"
+            == f"x.toml:23: classes[0].shared: not modelled beside {why}; {off}"
         )
     else:
         assert model(layered(KINDS[kind]), shared).classes[0].shared
@@ -256,7 +256,7 @@ def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -
 )
 def test_what_is_shared_beside_layers_is_of_vllm_first_come_first_served(engine: str, why: str) -> None:
     assert refusal(layered(), f"shared = 50\n[engine]\n{engine}\n").endswith(
-        f"not modelled beside {why}, but with [gpu] prefix_caching = false"
+        f"not modelled beside {why}; with [gpu] prefix_caching = false it is"
     )
 
 
