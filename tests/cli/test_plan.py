@@ -172,6 +172,7 @@ def test_a_day_is_planned_with_replicas_that_come_and_go(run: Run, tmp_path: Pat
         assert way["kwh"] == pytest.approx(0.5 * way["busy_gpu_hours"] + 0.1 * idle)
 
 
+@pytest.mark.nightly
 def test_energy_is_that_of_the_time_as_run(run: Run, tmp_path: Path) -> None:
     """A request is ten iterations of 50 ms, alone: one a second keep 4 GPUs busy for half of the time.
 
