@@ -444,7 +444,7 @@ class Sizes(Option["Amount | Iterable[str | float] | None", tuple[float, ...] | 
         if (written := ",".join(map(str, value)) if several else self.written(value)) == "auto":
             return ()
         try:
-            sizes = tuple(parse_bytes(part.strip()) / (1 << 30) for part in written.split(","))
+            sizes = tuple(dict.fromkeys(parse_bytes(part.strip()) / (1 << 30) for part in written.split(",")))
         except UsageError as error:
             raise UsageError(f"{self.flag}: {error}") from None
         if not all(0 < size <= 1e6 for size in sizes):

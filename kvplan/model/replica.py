@@ -152,6 +152,7 @@ class Plan:
         None  # ... and are normal again so long after a burst; inf: never; None: as usual
     )
     watts: float | None = None  # that a GPU draws at load
+    idle_watts: float | None = None  # and while its engine has nothing to compute
     spare: int = 0  # replicas beyond those that are enough
 
     @property

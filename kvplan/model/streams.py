@@ -86,7 +86,8 @@ def shared_pages(
 def class_streams(model: ServingModel) -> tuple[Stream, ...]:
     """Return a stream for each class of a model."""
     replica = model.replica
-    if replica.layout is not None and (talks := [c.name for c in model.classes if c.sessions is not None]):
+    talks = [c.name for c in model.classes if c.sessions is not None]
+    if talks and replica.layout is not None and replica.prefix_caching:
         raise UsageError(
             f"{talks[0]}: conversations beside layers of several kinds are run, and no formula has them: give "
             "simulate --policy vllm"

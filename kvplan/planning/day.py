@@ -52,6 +52,8 @@ class Way(NamedTuple):
     ----------
     replicas, gpu_hours
         Paid for: the mean, and of all.
+    busy_gpu_hours
+        Of those, in which something is computed.
     within
         Share of the requests whose own times are within the objectives; None without any.
     waiting
@@ -60,6 +62,7 @@ class Way(NamedTuple):
 
     replicas: float
     gpu_hours: float
+    busy_gpu_hours: float
     within: float | None
     ttft_p95_s: float | None
     waiting: int
@@ -230,6 +233,7 @@ class _Period:
         return Way(
             paid_s / self.end_s,
             model.replica.gpus * paid_s / 3600,
+            model.replica.gpus * run.busy_s / 3600,
             None if goodput is None else goodput * self.end_s / requests.arrival_s.size,
             wait_s,
             most_waiting(run),

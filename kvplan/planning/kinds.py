@@ -100,6 +100,17 @@ class Kind:
             raise UsageError(f"no room for a request of max_model_len, {limit:,} tokens: {longest:,} fit")
         return longest
 
+    @property
+    def not_cached(self) -> str | None:
+        """Say beside what no prefix cache is modelled, so that a plan has it off; None: one is."""
+        if not self.memory.is_mixed:
+            return None
+        return (
+            self.memory.layout.not_cached
+            if self.engine is EngineName.VLLM
+            else "layers of several kinds but in vLLM"
+        )
+
     def tables(self) -> dict[str, Any]:
         """The tables [model], [gpu], [timing] and [provenance] of a profile."""
         limits = {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.batched_tokens}

@@ -153,6 +153,7 @@ def _around(
         apart=around.split_of(profile, winner, setting, request) if request.split else None,
         day=around.day_of(profile.model, service.plan, winner, setting, request),
         mean_rps=mean_rps,
+        busy=analyses.operating_point.busy,
         worst=worst,
         next=around.what_next(service, short, band, spread),
     )

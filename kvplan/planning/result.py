@@ -1,5 +1,6 @@
 """The request for a plan, and the plan."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +28,9 @@ from kvplan.study.operating_point import Latency
 from kvplan.study.trial import Recovers
 
 _HOUR_S = 3600.0
+# of the power at load, where nobody says: a CUDA context adds 26 to 50 W to what idle GPUs with HBM draw (arXiv
+# 2605.23918), about 70 W by nvidia-smi on an H100 SXM and 55 W on an A100 SXM: 14 to 26 %
+_IDLE = 0.2
 
 
 class Status(StrEnum):
@@ -122,10 +126,22 @@ class Api(NamedTuple):
     cheaper_from_rps: float
 
 
+class Power(NamedTuple):
+    """Watts of a GPU at load and idle; `assumed`: nobody says what it draws at idle."""
+
+    load: float
+    idle: float
+    assumed: bool
+
+
 class Energy(NamedTuple):
-    """The most that all GPUs draw, and the energy of an output token of the mean demand if they do all the time."""
+    """What all GPUs draw at load, `busy` of the time, and idle, watts; energy as run, of a token of the mean demand."""
 
     watts: float
+    idle_watts: float
+    idle_assumed: bool
+    busy: float
+    kwh_per_day: float
     joules_per_output_token: float
 
 
@@ -205,10 +221,14 @@ class Request:
         option = self.option(name)
         return option.model_table if isinstance(option, Kind) else option.tables.get("model")
 
-    def watts(self, name: str) -> float | None:
-        """What a GPU of the option that is called so draws at load; None: nobody says."""
+    def power(self, name: str) -> Power | None:
+        """What a GPU of the option that is called so draws; None: nobody says."""
         option = self.option(name)
-        return option.gpu.watts if isinstance(option, Kind) else option.plan.watts
+        said = option.gpu if isinstance(option, Kind) else option.plan
+        idle = None if isinstance(option, Kind) else option.plan.idle_watts
+        if said.watts is None:
+            return None
+        return Power(said.watts, _IDLE * said.watts if idle is None else idle, idle is None)
 
     @property
     def priced(self) -> bool:
@@ -247,6 +267,8 @@ class Plan(NamedTuple):
         The period of the schedule, where that was asked for.
     mean_rps
         The demand, of a schedule its mean.
+    busy
+        Share of the time that a replica computes, likewise.
     worst
         From when to when in the period of a schedule the demand is that which is planned for, seconds.
     next
@@ -279,6 +301,7 @@ class Plan(NamedTuple):
     apart: Apart | None = None
     day: Day | None = None
     mean_rps: float = 0.0
+    busy: float | None = None
     worst: tuple[float, float] | None = None
     ways: Ways = Ways()
     next: Next | None = None
@@ -336,9 +359,27 @@ class Plan(NamedTuple):
 
     @property
     def energy(self) -> Energy | None:
-        """What it draws at most; None where nobody says what a GPU does."""
-        each, mix = self.request.watts(self.winner.name), self.winner.task.model.mix
-        if each is None:
+        """What it draws as run; None where nobody says what a GPU does."""
+        power, mix = self.request.power(self.winner.name), self.winner.task.model.mix
+        if power is None or self.busy is None:
             return None
-        watts = each * self.winner.task.model.replica.gpus * self.bought(self.setting.replicas)
-        return Energy(watts, watts / (self.mean_rps * mix.mean(mix.decode_tokens)))
+        bought = self.bought(self.setting.replicas)
+        gpus = self.winner.task.model.replica.gpus * bought
+        busy = (
+            self.busy * self.setting.replicas / bought
+        )  # whoever has it, there is no more work with spare ones
+        kilowatts = self.kwh(gpus, busy * gpus)
+        tokens_per_s = self.mean_rps * mix.mean(mix.decode_tokens)
+        return Energy(
+            gpus * power.load,
+            gpus * power.idle,
+            power.assumed,
+            busy,
+            24 * kilowatts,
+            1000 * kilowatts / tokens_per_s,
+        )
+
+    def kwh(self, gpu_hours: float, busy_gpu_hours: float) -> float:
+        """Return the energy of GPUs that are busy for a part of the time; NaN where nobody says what one draws."""
+        load, idle, _ = self.request.power(self.winner.name) or (math.nan,) * 3
+        return (busy_gpu_hours * load + (gpu_hours - busy_gpu_hours) * idle) / 1000

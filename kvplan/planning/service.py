@@ -74,6 +74,8 @@ def _of_kind(kind: Kind, request: Request) -> Profile:
         engine["admission"] = str(older)
     engine |= {} if kind.longest is None else {"max_model_len": kind.longest}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
+    if "sessions" in tables and kind.not_cached:
+        tables["gpu"] = {**tables["gpu"], "prefix_caching": False}
     profile = from_tables({key: value for key, value in tables.items() if value}, name)
     return _with_origin(_with_all_turns(profile), request.demand)
 
@@ -118,7 +120,9 @@ def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
     try:
         profile = profile.changed({(SETTINGS[key], key): value for key, value in settings.items()})
     except ProfileError as error:
-        raise UsageError(f"--settings {(error.key or '').rpartition('.')[2]}: {error.message}") from None
+        key = (error.key or "").rpartition(".")[2]
+        named = key if key in settings else ", ".join(settings)  # it is refused beside another key
+        raise UsageError(f"--settings {named}: {error.message}") from None
     engine = profile.model.engine
     if engine is not None and "prefill_interval" in settings and not has_intervals(engine):
         raise UsageError(f"--settings prefill_interval: {engine.name} {engine.version} has none")
@@ -183,7 +187,7 @@ def service_profile(profile: Profile, winner: Candidate, setting: Setting, reque
         changes["slo",] = None
         changes |= {("slo", *slo.key.split(".")): f"{slo.bound:g} s" for slo in of_all}
     if request.priced:
-        watts = request.watts(winner.name)
-        changes["cost",] = {"gpu_hour": winner.price / winner.task.model.replica.gpus}
-        changes |= {} if watts is None else {("cost", "power"): f"{watts:g} W"}
+        power = request.power(winner.name)
+        changes["cost", "gpu_hour"] = winner.price / winner.task.model.replica.gpus
+        changes |= {} if power is None else {("cost", "power"): f"{power.load:g} W"}
     return replace(profile.changed(changes), source="plan.toml")

@@ -428,10 +428,20 @@ def plan_of(document: schema.Document) -> Plan:
     slos = [*_slos(document.slo)]
     for which, c in enumerate(served(document)):
         slos += _slos(c.slo, c.name, which)
-    price, watts = (None, None) if document.cost is None else (document.cost.gpu_hour, document.cost.power)
-    p = document.plan
+    p, cost = document.plan, document.cost
+    price, load, idle = (None,) * 3 if cost is None else (cost.gpu_hour, cost.power, cost.idle_power)
     return Plan(
-        p.delta, p.horizon, p.segments, tuple(slos), price, p.slower, p.headroom, p.recover, watts, p.spare
+        p.delta,
+        p.horizon,
+        p.segments,
+        tuple(slos),
+        price,
+        p.slower,
+        p.headroom,
+        p.recover,
+        load,
+        idle,
+        p.spare,
     )
 
 

@@ -111,7 +111,7 @@ class Class(Table, title="Class of requests"):
     backlog: Annotated[int, Field(ge=1, le=10**12)] | None = None
     """In place of a rate, requests that are there at the start and have to be done by the deadline. Runs of simulate
     begin with them; elsewhere their client sends them evenly until then."""
-    deadline: values.Duration | None = None
+    deadline: values.Deadline | None = None
     """When the backlog has to be done, such as "24 h"."""
     shared: values.Shared | None = None
     """Leading tokens, within input, that all its requests have in common; or a list of { tokens, weight }, of each
@@ -400,13 +400,27 @@ class Slos(Table, title="Service level objectives"):
     """Time to the last token."""
 
 
-class Costs(Table, title="Cost"):
-    """What the plan is priced with."""
+def _power(costs: "Costs") -> Iterator[Problem]:
+    if costs.gpu_hour is None and costs.power is None:
+        yield Problem((), "needs gpu_hour or power", missing=True)
+    if costs.power is not None and (costs.idle_power or 0) > costs.power:
+        yield Problem(("idle_power",), f"must be at most power, {format_number(costs.power)} W")
 
-    gpu_hour: values.Weight
+
+class Costs(Table, title="Cost"):
+    """What the plan is priced with, and what it draws."""
+
+    relations = (
+        Needs("idle_power", "power"),
+        Check(_power, schema={"anyOf": [{"required": ["gpu_hour"]}, {"required": ["power"]}]}),
+    )
+
+    gpu_hour: values.Weight | None = None
     """Price of a GPU for an hour, in any currency."""
     power: values.Power | None = None
     """What a GPU draws at load, such as "700 W"."""
+    idle_power: values.Power | None = None
+    """What a GPU draws while its engine has nothing to compute, such as "120 W"."""
 
 
 class Prefix(Table, title="Prefix cache"):

@@ -62,6 +62,7 @@ _TIME = _Unit(
     *("a time", " s", 'a number of seconds or a string such as "14.5 ms"', True),
     *(units.parse_seconds, units.TIME_UNITS),
 )
+_LONG_TIME = _TIME._replace(wanted='a string such as "24 h"', plain=False)  # hours may be meant
 _MEMORY = _Unit(
     *("an amount of memory", " B", 'a string such as "5.05 GiB"', False),
     *(units.parse_bytes, units.BYTE_UNITS),
@@ -132,6 +133,7 @@ Overhead = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_ITERATION_S
 PairCost = Annotated[float, Within(ranges.LEAST_PAIR_S, ranges.LONGEST_PAIR_S, _TIME, or_none=True)]
 Cost = Annotated[float, Within(ranges.LEAST_COST_S, ranges.LONGEST_ITERATION_S, _TIME, or_none=True)]
 Duration = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME)]
+Deadline = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _LONG_TIME)]
 Moment = Annotated[float, Within(ranges.SHORTEST_S, ranges.LONGEST_S, _TIME, or_none=True)]
 Bytes = Annotated[int, Within(1, 10**16, _MEMORY)]
 Bandwidth = Annotated[float, Within(1e3, 1e15, _BANDWIDTH)]

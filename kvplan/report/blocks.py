@@ -45,13 +45,18 @@ class Cost(NamedTuple):
     """Cost of one replica, in the currency of the price of a GPU; the keys of the report's `cost` block."""
 
     gpus_per_replica: int
-    per_hour: float
+    per_hour: float | None
     offered: PerTokens
     sustainable: PerTokens
 
 
 def cost(
-    model: ServingModel, gpu_hour: float, offered: Load, *, overloaded: bool, watts: float | None = None
+    model: ServingModel,
+    gpu_hour: float | None,
+    offered: Load,
+    *,
+    overloaded: bool,
+    watts: float | None = None,
 ) -> Cost:
     """Compute the cost of a replica, paid whether it is busy or not.
 
@@ -70,13 +75,15 @@ def cost(
     7.0
     """
     mix, replica = model.mix, model.replica
-    per_hour = replica.gpus * gpu_hour
+    per_hour = None if gpu_hour is None else replica.gpus * gpu_hour
     output = mix.mean(mix.decode_tokens)
     both = output + mix.mean(mix.input_tokens)
 
     def at(rate_rps: float) -> PerTokens:
-        per_request = per_hour / _HOUR_S / rate_rps * _MILLION
         joules = None if watts is None else replica.gpus * watts / (rate_rps * output)
+        if per_hour is None:
+            return PerTokens(joules_per_output_token=joules)
+        per_request = per_hour / _HOUR_S / rate_rps * _MILLION
         return PerTokens(per_request / output, per_request / both, joules)
 
     now = PerTokens() if overloaded else at(offered.offered_rps)

@@ -272,11 +272,11 @@ class Figures:
     @cached_property
     def cost(self) -> Cost | None:
         price, watts = self.plan.gpu_hour, self.plan.watts
-        if price is None:
+        if price is None and watts is None:
             return None
         paid = 1 + self.plan.spare / (1 if self.whole.fleet is None else self.whole.fleet.size)
-        watts = None if watts is None else paid * watts
-        return cost(self.model, paid * price, self.load, overloaded=self.overloaded, watts=watts)
+        price, watts = (each and paid * each for each in (price, watts))
+        return cost(self.model, price, self.load, overloaded=self.overloaded, watts=watts)
 
     @cached_property
     def peak(self) -> Peak | None:

@@ -221,15 +221,23 @@ def _at_interval(plan: Plan) -> Iterator[page.Block]:
 
 def _beside(plan: Plan) -> Iterator[str]:
     """Say what an API costs, and what GPUs draw."""
-    api, energy = plan.api, plan.energy if plan.request.priced else None
+    api, energy = (
+        plan.api,
+        plan.energy if plan.request.priced or plan.kind(plan.winner.name) is None else None,
+    )
     if api is not None:
         yield f"An API at these prices: {_money(api.per_hour)}/h;"
         share = api.cheaper_from_rps / plan.mean_rps
         rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
         yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
     if energy is not None:
-        kilowatts, joules = format_number(energy.watts / 1000), format_number(energy.joules_per_output_token)
-        yield f"Power: at most {kilowatts} kW, {joules} J an output token."
+        day, joules = format_number(energy.kwh_per_day), format_number(energy.joules_per_output_token)
+        load, idle = (f"{format_number(watts / 1000)} kW" for watts in (energy.watts, energy.idle_watts))
+        assumed = " (a fifth, assumed)" if energy.idle_assumed else ""
+        yield (
+            f"Power: {day} kWh a day, {joules} J an output token; {load} at load, {format_percent(energy.busy)} of "
+            f"the time, else {idle} idle{assumed}."
+        )
 
 
 def _sizes(plan: Plan) -> page.Table:
@@ -348,6 +356,11 @@ def _day(plan: Plan, day: Day) -> Iterator[page.Block]:
         page.Column("one simulated period"): lambda row: row[0],
         page.number("GPU-hours"): lambda row: format_number(row[1].gpu_hours),
         **({page.number("cost"): lambda row: _money(each * row[1].gpu_hours)} if plan.request.priced else {}),
+        **(
+            {page.number("kWh"): lambda row: format_number(plan.kwh(row[1].gpu_hours, row[1].busy_gpu_hours))}
+            if plan.energy is not None
+            else {}
+        ),
         page.number("within"): lambda row: format_percent(row[1].within, 4),
         page.number("ttft p95"): lambda row: format_seconds(row[1].ttft_p95_s),
         page.number("most waiting"): lambda row: f"{row[1].waiting:,}",
@@ -433,6 +446,23 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
             "come first served."
         )
     yield from _backlogs(plan)
+    yield from _versus(plan)
+    yield from _unlimited(plan)
+    yield from _known(plan)
+    made = start(plan, plan.winner, plan.setting)
+    yield from made.notes
+    if made.in_file:
+        yield "kvplan emit plan.toml writes its FILE."
+    if plan.next is not None:
+        low, high = plan.next.replicas
+        most = "no number of" if high is None else f"{high:,}"
+        what = f"{_NEXT[plan.next.input]} ({low:,} to {most} replicas)"
+        yield f"Next: measure the {what}: {plan.next.command}{_first(plan.next)}"
+    yield from _left_out(plan, full)
+
+
+def _versus(plan: Plan) -> Iterator[str]:
+    """Compare the replica with others on its GPUs."""
     if plan.versus:
         others = (
             f"{each.name} {format_number(each.memory, 3)} and {format_number(each.rate, 3)} times "
@@ -440,7 +470,10 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
             for each in plan.versus
         )
         yield f"Of its KV memory and sustainable rate, others on its GPUs have: {'; '.join(others)}."
-    yield from _unlimited(plan)
+
+
+def _known(plan: Plan) -> Iterator[str]:
+    """Say how inputs are known, what is not modelled, and what was taken for what."""
     assumed = plan.winner.task.model.provenance.workload.source
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
@@ -455,21 +488,18 @@ def _notes(plan: Plan, full: bool) -> Iterator[str]:
         f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}{version}, rates and "
         f"lengths {known.workload.basis}{f' ({assumed})' * bool(assumed)}."
     )
+    if kind is not None and kind.not_cached and model.has_common_prefixes:
+        yield f"The prefix cache is off: not modelled beside {kind.not_cached}. Every prompt is computed whole."
     if kind is not None and kind.parallelism.untested:
         yield f"Times of {kind.parallelism} were compared with no measurement; pipeline bubbles are not modelled."
     taken = dict.fromkeys(o.gpu.assumed for o in plan.request.options if isinstance(o, Kind))
     yield from (f"{text}." for text in taken if text)
     if plan.request.unpriced:
         yield f"No price: {plan.request.unpriced}."
-    made = start(plan, plan.winner, plan.setting)
-    yield from made.notes
-    if made.in_file:
-        yield "kvplan emit plan.toml writes its FILE."
-    if plan.next is not None:
-        low, high = plan.next.replicas
-        most = "no number of" if high is None else f"{high:,}"
-        what = f"{_NEXT[plan.next.input]} ({low:,} to {most} replicas)"
-        yield f"Next: measure the {what}: {plan.next.command}{_first(plan.next)}"
+
+
+def _left_out(plan: Plan, full: bool) -> Iterator[str]:
+    """Name what cannot serve the demand, and what costs much more."""
     dearer = ""
     if plan.race.dearer:
         kinds = "1 other kind takes" if plan.race.dearer == 1 else f"{plan.race.dearer} other kinds take"

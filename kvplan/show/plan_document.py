@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from kvplan.emit import engine
 from kvplan.emit.settings import flags_of_profile
 from kvplan.emit.start import Start, started
-from kvplan.planning.day import Day
+from kvplan.planning.day import Day, Way
 from kvplan.planning.result import Cost, Plan, Size, Status
 from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
@@ -95,7 +95,7 @@ def _around(plan: Plan) -> Json:
         "prefill_interval": plan.spaced and fields(plan.spaced, "interval", "replicas_without"),
         "host_memory": [tier._asdict() for tier in plan.host_memory],
         "split": fleet and fields(fleet, "prefill", "decode"),
-        "day": plan.day and _day_document(plan.day),
+        "day": plan.day and _day_document(plan, plan.day),
         "band": _band(plan),
         "by_short_runs": plan.by_short_runs,
         "spread": [{"cv": cv, "replicas": replicas} for cv, replicas in plan.spread],
@@ -133,12 +133,15 @@ def _band(plan: Plan) -> Json | None:
     return {**band._asdict(), "per_hour": prices}
 
 
-def _day_document(day: Day) -> Json:
+def _day_document(plan: Plan, day: Day) -> Json:
+    def kwh(way: Way) -> float | None:
+        return None if plan.energy is None else plan.kwh(way.gpu_hours, way.busy_gpu_hours)
+
     return {
         **fields(day, "period_s", "load_s", "served_rps", "add_rps", "remove_rps"),
         **fields(day, "gpu_hours", "fixed_gpu_hours"),
         "hours": [hour._asdict() for hour in day.hours],
-        "simulated": {name: way._asdict() for name, way in day.ways.items()} or None,
+        "simulated": {name: way._asdict() | {"kwh": kwh(way)} for name, way in day.ways.items()} or None,
         "reason": day.reason or None,
     }
 

@@ -29,6 +29,7 @@ from kvplan.study.windows import life_s, typical_iteration_s
 
 DAY_S = 86_400.0
 SEEDS, ENOUGH = 5, 4  # runs, and how many of them have to be back to normal in time
+_AT_ONCE = 2  # of them, where it matters alone whether so many are
 _RECOVER_S, _RECOVER_STAYS = (
     900.0,
     3.0,
@@ -92,12 +93,13 @@ def drain(model: ServingModel, plan: Plan, first_seed: int = 0, within_s: float 
     share is looked at; rates are those of the classes, whatever a schedule makes of them; of a trace requests come at
     random. A queue is empty that somebody finds empty eight times in that time: a request that waits for an iteration,
     or for the prompt before it, is no queue. Below .9 of what a saturated replica serves the time is the queue over the
-    difference of the rates. Runs go on until it is known whether the time is more than `within_s`.
+    difference of the rates. Runs go on until it is known whether the time is more than `within_s`, and
+    there are no more of them than it takes to know whether enough are in time.
     """
     return _drain(as_run(steady_replica(model)), plan, first_seed, within_s)
 
 
-@lru_cache(maxsize=4)  # verdict, long runs and headroom ask alike
+@lru_cache(maxsize=8)  # verdict, long runs and headroom ask alike
 def _drain(alone: ServingModel, plan: Plan, first_seed: int, within_s: float) -> Drain:
     course = _course(alone)
     burst = _requests(alone, course)
@@ -108,17 +110,25 @@ def _drain(alone: ServingModel, plan: Plan, first_seed: int, within_s: float) ->
             f"{coming:,.0f} requests come until the burst ends, and at most {_MOST_BURST:,} are simulated"
         )
         return Drain(burst, None, None, None, reason)
-    runs = at_once(
-        partial(_drained, alone, plan, engine_settings(alone), course, course.end_s + within_s),
-        range(first_seed, first_seed + SEEDS),
-    )
+    one = partial(_drained, alone, plan, engine_settings(alone), course, course.end_s + within_s)
+    runs: list[_Run] = []
+    while len(runs) < SEEDS and not (math.isfinite(within_s) and _is_known(runs, within_s)):
+        more = _AT_ONCE if math.isfinite(within_s) else SEEDS
+        begin = first_seed + len(runs)
+        runs += at_once(one, range(begin, min(begin + more, first_seed + SEEDS)))
     times = sorted(run.drained_s for run in runs)
-    middle = times[SEEDS // 2]
+    middle = times[len(runs) // 2]
     seconds, low, high = (None if math.isinf(t) else t for t in (middle, times[0], times[-1]))
     drained = Drain(burst, seconds, low, high, of_sessions=course.sessions > 0, runs_s=tuple(times))
     if seconds is None:
         return drained._replace(reason=_reason(runs))
-    return drained._replace(preempted=sorted(run.preempted for run in runs)[SEEDS // 2])
+    return drained._replace(preempted=sorted(run.preempted for run in runs)[len(runs) // 2])
+
+
+def _is_known(runs: list[_Run], within_s: float) -> bool:
+    """Tell whether enough runs are normal in time, or too many are not."""
+    late = sum(run.drained_s > within_s for run in runs)
+    return late > SEEDS - ENOUGH or len(runs) - late >= ENOUGH
 
 
 def recover_s(model: ServingModel) -> float:

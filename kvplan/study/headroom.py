@@ -43,8 +43,14 @@ class Size(NamedTuple):
         return self.task.judge(self.replicas, self.batched_tokens)
 
     def passes(self, steps: int) -> bool:
-        """Tell what short runs make of it."""
-        return self._at(steps).quick(self.replicas, self.batched_tokens).passes
+        """Tell what short runs make of it; where those that decide take long, of layers, with a burst."""
+        task = self._at(steps)
+        if not task.quick(self.replicas, self.batched_tokens).passes:
+            return False
+        if task.model.replica.layout is None:
+            return True
+        seen = task.recovers(self.replicas, self.batched_tokens, briefly=True)
+        return seen is None or seen.state is not State.MISSES
 
     def _at(self, steps: int) -> Task:
         task = replace(self.task, headroom=_STEP * steps)

@@ -29,6 +29,7 @@ from kvplan.simulation.initial_state import Spans
 from kvplan.simulation.metrics import MAY_GROW
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Scenario, Settings
+from kvplan.simulation.state import Span
 from kvplan.study.sample import OVER_TIME, Sample
 from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_iteration_s, warm_up_s, window
 
@@ -152,7 +153,8 @@ class OperatingPoint(NamedTuple):
     """A profile at its own rates.
 
     `served` is in requests/s, `iteration_s` the mean time of an iteration; `requests` came in all runs together. The
-    policy is that of the profile's engine, `arrivals` is the kind of arrivals.
+    policy is that of the profile's engine, `arrivals` is the kind of arrivals, `busy` the share of the time that a
+    replica computes.
     """
 
     policy: str
@@ -164,6 +166,7 @@ class OperatingPoint(NamedTuple):
     runs: int
     hit_ratio: float | None = None  # of a prefix cache that runs know
     replicas: int = 1
+    busy: float | None = None
 
     def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
         """Yield keys, values and 95 % intervals of all figures of the whole; KV tokens are those of a replica."""
@@ -209,7 +212,7 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
                 Status.GROWING, f"the queue grows: {times:.3g} times what is sustainable is offered"
             )
         return OperatingPoint(settings.policy, arrivals, latency, None, None, 0, 0)
-    sample = seen.sample
+    sample, replicas = seen.sample, 1 if model.fleet is None else model.fleet.size
     return OperatingPoint(
         settings.policy,
         arrivals,
@@ -219,7 +222,8 @@ def operating_point(model: ServingModel, plan: Plan, budget_s: float = BUDGET_S)
         sample.work[0],
         len(seen.windows),
         sample.hit_ratio(),
-        1 if model.fleet is None else model.fleet.size,
+        replicas,
+        sample.over_time(Span.BUSY_S).value / replicas,
     )
 
 

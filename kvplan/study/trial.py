@@ -341,7 +341,9 @@ class Task:
     ) -> Kept:
         """Decide about so many replicas at the timing as it stands, or slower, whatever their load."""
         model = self.at(replicas, batched_tokens, slower=slower)
-        requests = _LONG if self.model.finds_prefixes else _SHORT
+        requests, least = _LONG if self.model.finds_prefixes else _SHORT, LONG
+        if self.model.replica.layout is not None:  # which find no turns, and take long
+            requests, least = _SHORT, LONG if self.plan.slos else 0
         return keeps(
             model,
             self.plan,
@@ -350,7 +352,7 @@ class Task:
             stream=_JUDGED,
             budget_s=budget_s,
             requests=requests,
-            least=max(LONG, self._seen_with(replicas, batched_tokens, slower=slower)),
+            least=max(least, self._seen_with(replicas, batched_tokens, slower=slower)),
             doubt=doubt,
         )
 

@@ -216,8 +216,32 @@ def test_a_day_is_planned_with_replicas_that_come_and_go(run: Run, tmp_path: Pat
     assert found["cost"]["per_million_output_tokens"] == pytest.approx(2 * most / output_tokens * 1e6)
     # a request of 800 and 150 tokens is $0.0011 at the API; 21,000 an hour
     assert found["api"] == pytest.approx({"per_hour": 23.1, "cheaper_from_rps": 2 * most / 3.96})
-    joules = 500 * most * 3600 / output_tokens
-    assert found["energy"] == pytest.approx({"watts": 500 * most, "joules_per_output_token": joules})
+    assert (found["energy"]["watts"], found["energy"]["idle_watts"]) == (500 * most, 100 * most)
+    assert found["energy"]["idle_assumed"]  # a fifth
+    busy = [way["busy_gpu_hours"] for way in ways.values()]
+    assert max(busy) < 1.2 * min(busy)  # the same requests: batches of more are shorter in all
+    for way in ways.values():
+        idle = way["gpu_hours"] - way["busy_gpu_hours"]
+        assert way["kwh"] == pytest.approx(0.5 * way["busy_gpu_hours"] + 0.1 * idle)
+
+
+@pytest.mark.nightly
+def test_energy_is_that_of_the_time_as_run(run: Run, tmp_path: Path) -> None:
+    """A request is ten iterations of 50 ms, alone: one a second keep 4 GPUs busy for half of the time.
+
+    They draw 4·(500 + 100)/2 = 1,200 W, 28.8 kWh a day, for ten tokens a second. No price is needed.
+    """
+    file = tmp_path / "slots.toml"
+    power = 'cost = { power = "500 W", idle_power = "100 W" }'
+    file.write_text(SLOTS.format(gpus=4).replace("14.4", "1") + power)
+    found = documents.read("plan", run(str(file), "--format", "json")[1])["plan"]
+    energy = found["energy"]
+    assert (found["replicas"], found["cost"]["per_hour"], energy["idle_assumed"]) == (1, None, False)
+    assert (energy["watts"], energy["idle_watts"]) == (2000, 400)
+    assert energy["busy"] == pytest.approx(0.5, rel=0.03)
+    assert energy["kwh_per_day"] == pytest.approx(0.024 * (400 + 1600 * energy["busy"]))
+    assert energy["joules_per_output_token"] == pytest.approx(energy["kwh_per_day"] / 24 * 1000 / 10)
+    assert "kWh a day" in run(str(file))[1]
 
 
 def test_a_plan_for_a_day_is_one_for_its_worst_part(run: Run, tmp_path: Path) -> None:

@@ -276,6 +276,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "slos": (parse_slo("e2e_s.p95 <= 1 h"), parse_slo("tpot_s.p99 <= 1 h")),
         "gpu_hour": 2.5,
         "watts": 700.0,
+        "idle_watts": 90.0,
         "slower": 0.2,
         "headroom": 0.5,
         "spare": 1,
@@ -347,7 +348,8 @@ UNMOVED = {
         for name in ("slos", "gpu_hour")
         for what in ("sweep", "explain")
     },
-    **{("plan", "watts", what): "draws nothing without a price" for what in ("analyze", "sweep", "explain")},
+    **{("plan", "watts", what): "cost alone, which is not compared" for what in ("sweep", "explain")},
+    **{("plan", "idle_watts", what): "plan asks alone" for what in ("analyze", "sweep", "explain")},
     ("model", "arrivals", "side by side"): "no part in load, equilibrium and saturation",
     (
         "model",

@@ -168,7 +168,13 @@ BEYOND_JSON_SCHEMA = {
     *("schema as a float", "tokens as a float", "nan", "nan as a weight", "nothing but lines"),
     *("source of two lines", "escape sequence in a name", "date as text", "date with a time"),
     *("iteration of hours", "memory for less than a token", "horizon 0"),
-    *("range backwards", "blocks larger than memory", "shares below 1", "shares above 1 by little"),
+    *(
+        "range backwards",
+        "more power when idle",
+        "blocks larger than memory",
+        "shares below 1",
+        "shares above 1 by little",
+    ),
     *(
         "class twice",
         "longer than max_model_len",

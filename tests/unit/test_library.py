@@ -225,5 +225,6 @@ def test_a_record_of_options_has_numbers_and_stays_as_it_is() -> None:
     asked = options.PlanOptions(think="2 min", gpu=["H100", "B200"], tp="1,2", headroom="20%", gpu_hour=3)
     assert (asked.think, asked.gpu, asked.tp) == (120.0, ("H100", "B200"), (1, 2))
     assert (asked.headroom, asked.gpu_hour) == (0.2, {"": 3.0})
+    assert options.PlanOptions(offload="200GiB,100GiB,204800MiB").offload == (200.0, 100.0)
     with pytest.raises(AttributeError, match="think is set"):
         asked.think = 3

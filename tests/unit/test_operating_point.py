@@ -55,6 +55,10 @@ def test_requests_one_at_a_time_are_an_m_d_1_queue() -> None:
     assert (found.itl_s.mean, found.tpot_s.mean, found.preemptions_per_request) == (None, None, 0.0)
     assert point.served.low <= rho / tau <= point.served.high
     assert point.iteration_s.value == pytest.approx(tau)
+    assert point.busy == pytest.approx(rho, rel=0.03)
+    three = replace(one, rate_rps=3 * one.rate_rps)
+    fleet = ServingModel((three,), Timing(tau), Replica(1000, max_num_seqs=1), fleet=Fleet(replicas=3))
+    assert operating_point(fleet, Plan(), 0.01).busy == pytest.approx(rho, rel=0.06)
 
 
 def wait_quantile(share: float, tau: float, rho: float) -> float:

@@ -251,6 +251,26 @@ def test_what_would_make_a_demand_possible_does() -> None:
         assert planned(1.3 * shorter, 0.1).status is Status.IMPOSSIBLE
 
 
+@every(
+    ("model", "engine", "caches"),
+    [
+        ("Qwen3-Next-80B-A3B", EngineName.VLLM, False),
+        ("gpt-oss-120b", EngineName.VLLM, True),
+        ("gpt-oss-120b", EngineName.SGLANG, False),
+        ("Llama-3.1-8B", EngineName.SGLANG, True),
+    ],
+)
+def test_a_cache_that_is_not_modelled_is_off(model: str, engine: EngineName, caches: bool) -> None:
+    [kind] = kinds(
+        read_model(model), [find_gpu("H200")], parallelism=[Parallelism(4)], weights=["fp8"], engine=engine
+    )
+    demand = Demand(Length(1000), Length(200), 1.0, system_prompt=3000)
+    profile = replica_profile(kind, Request([kind], demand, ()))
+    assert isinstance(profile, Profile)
+    assert profile.model.has_common_prefixes
+    assert profile.model.finds_prefixes == (kind.not_cached is None) == caches
+
+
 def test_near_saturation_a_size_is_not_enough_before_the_queue_was_seen() -> None:
     """At 97 % of what is sustainable the oracle has 9 to 15 % of a million requests wait for longer than a second."""
     [kind] = kinds(

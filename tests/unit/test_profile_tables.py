@@ -230,8 +230,6 @@ SESSIONS = (
 )
 def test_what_is_asked_for_again_is_refused_beside_layers(kind: str, more: str, line: int, key: str) -> None:
     why = "layers of several kinds; what is modelled is shared, and sessions"
-    if kind == "state":
-        why = "states without checkpoints, which engines keep at some places of a prompt only"
     assert refusal(layered(KINDS[kind]), more) == f"x.toml:{line}: {key}: not modelled beside {why}"
 
 
@@ -240,9 +238,10 @@ def test_what_is_asked_for_again_is_refused_beside_layers(kind: str, more: str, 
 def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -> None:
     if kind == "state":
         why = "states without checkpoints, which engines keep at some places of a prompt only"
+        off = "with [gpu] prefix_caching = false it is"
         assert (
             refusal(layered(KINDS[kind]), shared)
-            == f"x.toml:23: classes[0].shared: not modelled beside {why}"
+            == f"x.toml:23: classes[0].shared: not modelled beside {why}; {off}"
         )
     else:
         assert model(layered(KINDS[kind]), shared).classes[0].shared
@@ -256,7 +255,9 @@ def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -
     ],
 )
 def test_what_is_shared_beside_layers_is_of_vllm_first_come_first_served(engine: str, why: str) -> None:
-    assert refusal(layered(), f"shared = 50\n[engine]\n{engine}\n").endswith(f"not modelled beside {why}")
+    assert refusal(layered(), f"shared = 50\n[engine]\n{engine}\n").endswith(
+        f"not modelled beside {why}; with [gpu] prefix_caching = false it is"
+    )
 
 
 def test_conversations_beside_layers_are_run_and_formulas_refuse_them() -> None:
@@ -264,6 +265,15 @@ def test_conversations_beside_layers_are_run_and_formulas_refuse_them() -> None:
     assert talks.classes[-1].sessions is not None
     with pytest.raises(UsageError, match="a: conversations beside layers of several kinds are run"):
         cached_replica(talks)
+
+
+@every("engine", ["", '[engine]\nname = "sglang"\n'])
+def test_what_is_shared_is_computed_whole_where_the_cache_is_off(engine: str) -> None:
+    """A class of 100 tokens, and turns of 50 + 100 and 50 + 100 + 20 + 30, of which all are computed."""
+    kind = KINDS["window" if engine else "state"]
+    talks = model("prefix_caching = false\n" + layered(kind), SESSIONS + "shared = 50\n" + engine)
+    assert (talks.has_common_prefixes, talks.finds_prefixes) == (True, False)
+    assert talks.mix.prefill_tokens.tolist() == [100, 150, 200]
 
 
 def test_sessions_of_one_turn_are_a_class_beside_layers() -> None:

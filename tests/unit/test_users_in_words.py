@@ -10,6 +10,7 @@ from kvplan.cli.app import main
 from kvplan.gate.check import check
 from kvplan.gate.requirement import parse
 from kvplan.planning.measuring import First
+from kvplan.planning.result import Next
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report.assembly import Analyses
 from kvplan.report.inputs import band_notes
@@ -105,9 +106,10 @@ def test_where_headroom_fails_no_cache_is_blamed() -> None:
         ((6, 6), ", first 1 and 29 at once (2.4 min), which would leave one number of replicas"),
         ((4, 7), ", first 1 and 29 at once (2.4 min), which would leave 4 numbers of replicas"),
         ((2, None), ", first 1 and 29 at once (2.4 min)"),
+        ((2, 9), ", first 1 and 29 at once (2.4 min)"),
     ],
 )
 def test_runs_foretell_how_many_numbers_they_leave_and_not_which(
     left: tuple[int, int | None], words: str
 ) -> None:
-    assert _first(First((1, 29), 144.0, left)) == words
+    assert _first(Next("timing", (2, 9), "", First((1, 29), 144.0, left))) == words
