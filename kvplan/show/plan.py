@@ -202,8 +202,8 @@ def _costs(plan: Plan) -> Iterator[str]:
         without = f"{spaced.replicas_without:,} replicas without"
         saved = (spaced.replicas_without - plan.setting.replicas) * each
         yield (
-            f"prefill_interval = {spaced.interval} saves {saved:,} GPUs ({without}): all ranks compute prompts in one of "
-            f"{spaced.interval} iterations, and fewer gaps see one"
+            f"prefill_interval = {spaced.interval} saves {saved:,} GPUs ({without}): all ranks compute prompts in one "
+            f"of {spaced.interval} iterations, and fewer gaps see one"
         )
 
 
