@@ -28,9 +28,8 @@ class Spaced(NamedTuple):
     def of(self, race: Race) -> Race:
         """Return the race in which it takes the place of the kind without."""
         sizes = {c: s for c, s in race.sizes.items() if c is not self.without}
-        return race._replace(
-            winner=self.kind, found=self.found, sizes=sizes | {self.kind: self.found.setting}
-        )
+        sizes[self.kind] = self.found.setting
+        return race._replace(winner=self.kind, found=self.found, sizes=sizes)
 
 
 def spaced(race: Race, tell: Callable[[str], None]) -> Spaced | None:

@@ -18,6 +18,7 @@ from kvplan.planning.result import Plan, Refused, Request, Status
 from kvplan.planning.search import BUDGETS, FEW_BUDGETS, Candidate, Race, race
 from kvplan.planning.service import replica_profile, service_profile, with_schedule, with_settings
 from kvplan.planning.ways import Ways, ways
+from kvplan.profile.positions import KeyPath
 from kvplan.profile.reading import Profile
 from kvplan.ranges import MOST_REPLICAS
 from kvplan.report.assembly import Analyses
@@ -65,10 +66,8 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
     try:
         at_intervals = None if "prefill_interval" in request.settings else spaced(found, tell)
         if at_intervals is not None:
-            before = profiles.pop(at_intervals.without)
-            profiles[at_intervals.kind] = before.changed(
-                {("engine", "prefill_interval"): at_intervals.interval}
-            )
+            pace: dict[KeyPath, object] = {("engine", "prefill_interval"): at_intervals.interval}
+            profiles[at_intervals.kind] = profiles.pop(at_intervals.without).changed(pace)
             found = at_intervals.of(found)
         return _around(found, profiles, refused, demand, request, tell)._replace(spaced=at_intervals)
     except KeyboardInterrupt:

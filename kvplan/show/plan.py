@@ -70,7 +70,6 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
             )
     if costs := "; ".join(_costs(plan)):
         yield page.Paragraph(f"{costs}.")
-    yield from _at_interval(plan)
     if beside := " ".join(_beside(plan)):
         yield page.Paragraph(beside)
     yield _sizes(plan)
@@ -195,7 +194,7 @@ def _objectives(plan: Plan, full: bool) -> page.Table:
 
 
 def _costs(plan: Plan) -> Iterator[str]:
-    """Say what each objective costs."""
+    """Say what each objective costs, and what prompts at an interval save."""
     each = plan.winner.task.model.replica.gpus
     for objective in plan.objectives:
         fewer = objective.replicas_without
@@ -206,16 +205,12 @@ def _costs(plan: Plan) -> Iterator[str]:
                 mean = _words(objective.key).replace("itl", "tpot", 1)
                 without += f", {tpot:,} with {mean} ≤ {format_seconds(objective.limit)} instead"
             yield f"{_words(objective.key)} costs {gpus:,} GPU{'s' * (gpus != 1)} ({without})"
-
-
-def _at_interval(plan: Plan) -> Iterator[page.Block]:
-    """Yield what prompts at an interval save."""
     if (spaced := plan.spaced) is not None:
-        gpus = spaced.without.task.model.replica.gpus * spaced.replicas_without
-        gpus -= plan.winner.task.model.replica.gpus * plan.setting.replicas
-        yield page.Paragraph(
-            f"prefill_interval = {spaced.interval}, prompts in one of {spaced.interval} iterations, of all ranks "
-            f"together, so that fewer gaps see one, saves {gpus:,} GPUs ({spaced.replicas_without:,} replicas without)."
+        without = f"{spaced.replicas_without:,} replicas without"
+        saved = (spaced.replicas_without - plan.setting.replicas) * each
+        yield (
+            f"prefill_interval = {spaced.interval} saves {saved:,} GPUs ({without}): all ranks compute prompts in one "
+            f"of {spaced.interval} iterations, and fewer gaps see one"
         )
 
 

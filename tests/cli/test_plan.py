@@ -168,8 +168,7 @@ def test_prompts_at_an_interval_save_a_replica_and_are_kept(run: Run, tmp_path: 
     code, screen, _ = run(str(file), "-o", str(kept))
     assert code == 0
     assert "1 replica x 8 GPU = 8 GPUs" in screen
-    assert "prefill_interval = 2, prompts in one of 2 iterations" in screen
-    assert "saves 8 GPUs (2 replicas without)" in " ".join(screen.split())
+    assert "prefill_interval = 2 saves 8 GPUs (2 replicas without): all ranks" in " ".join(screen.split())
     assert load_profile(str(kept), stdin=BytesIO()).tables["engine"] == {"prefill_interval": 2}
     code, text, _ = run(str(kept), "--format", "json")  # it is given now
     found = documents.read("plan", text)["plan"]
