@@ -234,10 +234,9 @@ class Task:
         slow = self.keeps(replicas, batched_tokens, slower=True)
         if slow.state is State.MISSES:  # whatever runs at the timing as it stands would say
             return Judged(slow, slow)
+        expected = slow._replace(figures={})  # a queue that is steady is, too, where iterations are shorter
         if self.plan.slos:
             expected = self.keeps(replicas, batched_tokens, slower=False)
-        else:  # a queue that is steady is, too, where iterations are shorter
-            expected = slow._replace(figures={})
         judged = Judged(expected, slow)
         if judged.met is not State.HOLDS:
             return judged
