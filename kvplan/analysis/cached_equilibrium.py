@@ -47,7 +47,7 @@ def with_part_of_users(model: ServingModel, factor: float) -> ServingModel:
     return replace(model, classes=tuple(classes))
 
 
-@lru_cache(maxsize=16)  # every look at a size begins with them
+@lru_cache(maxsize=128)  # every look at a size begins with them
 def with_rates_of_users(model: ServingModel) -> ServingModel:
     """Return the model with the rates that its users have at the equilibrium of a warm cache.
 

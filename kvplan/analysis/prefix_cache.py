@@ -184,7 +184,7 @@ class Population(NamedTuple):
     good_rps: float
 
 
-@lru_cache(maxsize=16)  # the verdict, headroom and goodput ask of the same replicas
+@lru_cache(maxsize=128)  # the verdict, headroom and goodput ask of the same replicas
 def population_of(cached: CachedReplica, part: float = 1.0) -> Population:
     """How many users a replica is good for; guaranteed only such a part of them, where that is asked for.
 

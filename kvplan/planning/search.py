@@ -151,9 +151,11 @@ class Candidate:
     def best(self, replicas: int) -> tuple[Setting, Quick]:
         """The budget that uses least of the objectives; the engine's own where that is about as good."""
         settings = [Setting(replicas, tokens) for tokens in self.budgets(replicas)]
+        own = Setting(replicas, self.engine_tokens)
+        if own in settings and (look := self.quick(own)).excess <= _NEAR:  # whatever the others use
+            return own, look
         looked = dict(zip(settings, at_once(self.quick, settings), strict=True))
         least = min(look.excess for look in looked.values())
-        own = Setting(replicas, self.engine_tokens)
         if own in looked and looked[own].excess <= least + _NEAR and (looked[own].passes or least > 1):
             return own, looked[own]
         setting = min(looked, key=lambda s: looked[s].excess)
@@ -181,16 +183,12 @@ class Candidate:
         """Return the first setting of so many replicas that is enough; the budget of `like` is tried first."""
         settings = [Setting(replicas, tokens) for tokens in self.budgets(replicas)]
         settings.sort(key=lambda setting: like is None or setting.batched_tokens != like.batched_tokens)
+        if self.quick(settings[0]).passes:
+            return settings[0]
         by_tokens = sorted(settings, key=lambda setting: setting.batched_tokens or math.inf)
-        looked = at_once(self.quick, list(dict.fromkeys((by_tokens[0], by_tokens[-1]))))
-        if _is_hopeless(looked):
+        if _is_hopeless(at_once(self.quick, list(dict.fromkeys((by_tokens[0], by_tokens[-1]))))):
             return None
-        for first in range(0, len(settings), 2):
-            pair = settings[first : first + 2]
-            at_once(self.quick, pair)
-            if passing := [setting for setting in pair if self.quick(setting).passes]:
-                return passing[0]
-        return None
+        return next((setting for setting in settings if self.quick(setting).passes), None)
 
     def near(self, replicas: float) -> int | None:
         """The fewest replicas by short runs, begun at about so many; None: no number is enough."""

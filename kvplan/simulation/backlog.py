@@ -138,6 +138,7 @@ class Backlog:
         c = self._run.state.counter
         until = int(c[Counter.ITERATIONS]) + iterations
         while int(c[Counter.ITERATIONS]) < until and not self.stuck:
+            engine.look_up()
             code = self._loop(self._run.states, 0, until, self._run.patience)
             if code == engine.LACKS_ROWS:
                 self._refill()
@@ -458,6 +459,7 @@ class OpenRun:
         state.clock[Clock.PAUSE] = until_s
         state.span[0, Span.LEAST_WAITING] = math.inf
         while not self.ended and state.clock[Clock.NOW] < until_s:
+            engine.look_up()
             code = self._run.step(self._loop, _SLICE)
             self.stuck, self.ended = code == engine.LIVELOCK, code in engine.ENDINGS
         c, least = state.counter, float(state.span[0, Span.LEAST_WAITING])

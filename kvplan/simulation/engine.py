@@ -11,7 +11,7 @@ import types
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
-from threading import Lock
+from threading import Event, Lock
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -68,6 +68,7 @@ ENDINGS = {FINISHED: Ending.FINISHED, OUT_OF_TIME: Ending.HORIZON, LIVELOCK: End
 # Of plain Python: what has not ended by then goes on compiled, if the loop is on disk, and if it is not.
 _PLAIN_SECONDS, _PLAIN_SECONDS_BEFORE_COMPILING = 0.1, 0.5
 _SLICE, _PLAIN_SLICE = 200_000, 1_000  # iterations between two looks at what the caller wants
+interrupted = Event()  # by Ctrl-C, while runs are made in threads: who waits for them is told alone
 ROWS = 1 << 12  # requests that have a row at first, and more when they run out
 PATIENCE = 20  # longest stays without a completion; then nothing will ever complete
 
@@ -283,11 +284,18 @@ def until_it_ends(
         loop = program.compiled(policy, features, goes_on) if fast else program.bound(policy)
         if loop is None:
             return Ending.INTERRUPTED
+        look_up()
         ending = step(loop, bool(fast))
         if ending is not None:
             return ending
         if not goes_on():
             return Ending.INTERRUPTED
+
+
+def look_up() -> None:
+    """End a run whose caller was interrupted."""
+    if interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 PROGRAM = Program("loop", bound, (loop, form_together))

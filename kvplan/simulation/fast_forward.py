@@ -1,8 +1,8 @@
 """Iterations in which nothing happens but that every member of the one group grows by a token: run in a stretch.
 
 Beside them a prompt may go on, with all that they leave of the budget. Between an arrival, an admission, an eviction
-and a completion that is all there is to most iterations. It has the same sums in the same order as the loop, so the
-results are the same to the last bit, in a fraction of the time.
+and a completion that is all there is to most iterations. Times are the same to the last bit as those of the loop, in a
+fraction of the time; sums are but for rounding, for what does not change in a stretch is multiplied.
 """
 
 import math
@@ -130,92 +130,105 @@ def coast(s: State, limit: int, patience: int) -> None:
     size, block = s.group[0, Group.RING_SIZE], s.fixed[Fixed.BLOCK]
     tick, weight, held = s.group[0, Group.TICK], s.group[0, Group.WEIGHT], c[Counter.HELD]
     begun = iterations = c[Counter.ITERATIONS]
-    now, busy = clock[Clock.NOW], clock[Clock.BUSY]
-    gap_sum, cached, cached_s = clock[Clock.GAP_SUM], cached_tokens(s), clock[Clock.CACHED_S]
-    last_s, recorded = clock[Clock.LAST_RUN], iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
+    now, passed_s = clock[Clock.NOW], 0.0
+    cached, cached_s = cached_tokens(s), clock[Clock.CACHED_S]
+    first_s = last_s = clock[Clock.LAST_RUN]
+    recorded = iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
     slot, phase = tick % size, -tick % block
-    row, resident, waiting = c[Counter.SPAN], c[Counter.RESIDENT], c[Counter.WAITING]
-    kv_s, running_s = s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S]
-    waiting_s = s.span[row, Span.WAITING_S]
-    busy_s, context, gaps = s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT], gaps_of_span(s)
-    root, roots = math.sqrt(running), s.span[row, Span.ROOTS]
-    all_pairs = s.span[row, Span.PAIRS]
-    beyond, beyond_knee = max(prompts + running - s.timing[KNEE], 0.0), s.span[row, Span.BEYOND_KNEE]
-    woken, all_woken = 1.0 - (1.0 - s.timing[CHOSEN]) ** (prompts + running), s.span[row, Span.WOKEN]
-    at_first, bin_tokens, horizon_s = held, s.fixed[Fixed.BIN], clock[Clock.HORIZON]
-    place, low_s, high_s = 0, math.inf, 0.0
-    kv_bin = held * block // bin_tokens
+    row, gaps = c[Counter.SPAN], gaps_of_span(s)
+    kv_s, context = s.span[row, Span.KV_S], s.span[row, Span.CONTEXT]
+    reads, pairs, all_pairs = float(weight + members + done + part), prompts * (2 * done + part + 1) // 2, 0
+    at_first, tokens, horizon_s = held, held * block, clock[Clock.HORIZON]
+    bin_tokens = s.fixed[Fixed.BIN]
+    kv_bin = tokens // bin_tokens
+    same_gaps, place, low_s, high_s = iterations, 0, math.inf, 0.0
     bent, of_experts = bent_time(s.timing, prompts, running), experts_time(s.timing, prompts + running)
-    while iterations < limit and now < event_s:
-        slot = slot + 1 if slot + 1 < size else 0
-        more, reads = blocks_taken(s, tick + 1, phase, done, part), float(weight + members + done + part)
-        if layered(s):
-            reads = s.ahead[Ahead.READS] + s.ahead[Ahead.NEXT_STEP]
-        pairs = prompts * (2 * done + part + 1) // 2
-        tau = linear_time(s.timing, reads, prompts, running, pairs) + bent + of_experts
-        if s.ring[slot] != NOBODY or is_looked_up(s, held, more, at_first) or now + tau > horizon_s:
-            break
-        phase = phase - 1 if phase > 0 else block - 1
-        iterations, tick, weight, done = iterations + 1, tick + 1, weight + members, done + part
-        now, busy = now + tau, busy + tau
-        if layered(s):
-            turn(s, tick, True)
-        if more != 0:
-            held += more
-            c[Counter.HELD] = held
-            c[Counter.PEAK] = max(c[Counter.PEAK], held * block)  # of windows it may fall again
-            kv_bin, cached = int(held * block / bin_tokens), cached_tokens(s)  # exact, and faster than //
-        kv_s, running_s = kv_s + tau * (held * block), running_s + tau * resident
-        waiting_s = waiting_s + tau * waiting
-        busy_s, context, all_pairs = busy_s + tau, context + reads, all_pairs + pairs
-        roots, beyond_knee, all_woken = roots + root, beyond_knee + beyond, all_woken + woken
-        cached_s += tau * cached
-        s.histogram[kv_bin] += nanoseconds(tau)
-        gap_s = now - last_s
-        if not low_s <= gap_s < high_s:
-            position = gap_position(gap_s)
-            place, low_s = min(int(position), GAPS - 1), gap_s
-            # to the end of the bin it may grow by the factor exp(left / GAPS_IN_E) > 1 + left / GAPS_IN_E
-            high_s = gap_s * (1 + (int(position) + 1 - position) / GAPS_IN_E) * _INSIDE
-        gap_sum += gap_s * members
-        s.histogram[gaps + place] += members
-        last_s = now
-        if iterations == recorded:
-            clock[Clock.NOW], clock[Clock.BUSY], c[Counter.ITERATIONS] = now, busy, iterations
-            s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S] = kv_s, running_s
-            s.span[row, Span.WAITING_S] = waiting_s
-            record(s, held * block, cached)
+    stops = False
+    while not stops:  # the inner loop calls nothing that may write, so that it is compiled better
+        while iterations < min(limit, recorded) and now < event_s:
+            slot = slot + 1 if slot + 1 < size else 0
+            more = blocks_taken(s, tick + 1, phase, done, part)
+            if layered(s):
+                reads = s.ahead[Ahead.READS] + s.ahead[Ahead.NEXT_STEP]
+            tau = linear_time(s.timing, reads, prompts, running, pairs) + bent + of_experts
+            if s.ring[slot] != NOBODY or is_looked_up(s, held, more, at_first) or now + tau > horizon_s:
+                break
+            phase = phase - 1 if phase > 0 else block - 1
+            iterations, tick, done = iterations + 1, tick + 1, done + part
+            now, passed_s = now + tau, passed_s + tau
+            if layered(s):
+                turn(s, tick, True)
+            if more != 0:
+                held, tokens = held + more, (held + more) * block
+                c[Counter.HELD] = held
+                if layered(s):  # of windows it may fall again
+                    c[Counter.PEAK] = max(c[Counter.PEAK], tokens)
+                kv_bin, cached = int(tokens / bin_tokens), cached_tokens(s)  # exact, and faster than //
+            kv_s, cached_s = kv_s + tau * tokens, cached_s + tau * cached
+            context, all_pairs = context + reads, all_pairs + pairs
+            reads, pairs = reads + (members + part), pairs + prompts * part
+            s.histogram[kv_bin] += nanoseconds(tau)
+            gap_s = now - last_s
+            if not low_s <= gap_s < high_s:
+                s.histogram[gaps + place] += (iterations - 1 - same_gaps) * members
+                same_gaps, position = iterations - 1, gap_position(gap_s)
+                place, low_s = min(int(position), GAPS - 1), gap_s
+                # to the end of the bin it may grow by the factor exp(left / GAPS_IN_E) > 1 + left / GAPS_IN_E
+                high_s = gap_s * (1 + (int(position) + 1 - position) / GAPS_IN_E) * _INSIDE
+            last_s = now
+        stops = iterations < recorded
+        if not stops:
+            clock[Clock.NOW], c[Counter.ITERATIONS], s.span[row, Span.KV_S] = now, iterations, kv_s
+            take(s, passed_s)
+            passed_s = 0.0
+            record(s, tokens, cached)
             recorded = iterations - iterations % c[Counter.STRIDE] + c[Counter.STRIDE]
-    s.group[0, Group.TICK], s.group[0, Group.WEIGHT] = tick, weight
-    clock[Clock.NOW], clock[Clock.BUSY] = now, busy
-    clock[Clock.CACHED_S], clock[Clock.GAP_SUM], clock[Clock.LAST_RUN] = cached_s, gap_sum, last_s
+    number = iterations - begun
+    s.histogram[gaps + place] += (iterations - same_gaps) * members
+    s.group[0, Group.TICK], s.group[0, Group.WEIGHT] = tick, weight + number * members
+    clock[Clock.NOW], clock[Clock.LAST_RUN], clock[Clock.CACHED_S] = now, last_s, cached_s
+    take(s, passed_s)
+    clock[Clock.GAP_SUM] += (last_s - first_s) * members
     c[Counter.ITERATIONS] = iterations
-    c[Counter.COMPUTED] += (iterations - begun) * (members + prompts)
-    s.span[row, Span.KV_S], s.span[row, Span.RUNNING_S] = kv_s, running_s
-    s.span[row, Span.WAITING_S] = waiting_s
-    s.span[row, Span.BUSY_S], s.span[row, Span.CONTEXT] = busy_s, context
-    s.span[row, Span.ROOTS], s.span[row, Span.BEYOND_KNEE], s.span[row, Span.WOKEN] = (
-        roots,
-        beyond_knee,
-        all_woken,
-    )
-    s.span[row, Span.PAIRS] = all_pairs
-    s.span[row, Span.STEPS] += iterations - begun
-    s.span[row, Span.PREFILLED] += (iterations - begun) * prompts
-    s.span[row, Span.SEQUENCES] += (iterations - begun) * running
-    if iterations > begun:  # else what is held can be that of a batch that is not run any more
+    c[Counter.COMPUTED] += number * (members + prompts)
+    s.span[row, Span.KV_S], s.span[row, Span.CONTEXT] = kv_s, context
+    s.span[row, Span.STEPS] += number
+    s.span[row, Span.PREFILLED] += number * prompts
+    s.span[row, Span.PAIRS] += all_pairs
+    s.span[row, Span.SEQUENCES] += number * running
+    s.span[row, Span.ROOTS] += number * math.sqrt(running)
+    s.span[row, Span.BEYOND_KNEE] += number * max(prompts + running - s.timing[KNEE], 0.0)
+    s.span[row, Span.WOKEN] += number * (1.0 - (1.0 - s.timing[CHOSEN]) ** (prompts + running))
+    if number > 0:  # else what is held can be that of a batch that is not run any more
         clock[Clock.ENDED] = now
         see_waiting(s)
-        c[Counter.PEAK] = max(c[Counter.PEAK], held * block)
+        c[Counter.PEAK] = max(c[Counter.PEAK], tokens)
         if part > 0:
             s.request[c[Counter.PARTLY], Request.PARKED] = done
             c[Counter.PROMPTS_PEAK] = max(c[Counter.PROMPTS_PEAK], prompts)
             c[Counter.BATCH_PEAK] = max(c[Counter.BATCH_PEAK], running)
     if in_fleet(s):
-        if iterations > begun:
-            c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), held
-        if now >= clock[Clock.PAUSE] and clock[Clock.CALM] <= now:
-            clock[Clock.CALM] = calm_until_s(s)
+        look_up(s, number, held)
+
+
+@kernel
+def look_up(s: State, number: int, held: int) -> None:
+    """Tell the router of a fleet what it sees of a replica after a stretch, and from when on it looks again."""
+    c, clock = s.counter, s.clock
+    if number > 0:
+        c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), held
+    if clock[Clock.NOW] >= clock[Clock.PAUSE] and clock[Clock.CALM] <= clock[Clock.NOW]:
+        clock[Clock.CALM] = calm_until_s(s)
+
+
+@kernel
+def take(s: State, busy_s: float) -> None:
+    """Note a part of a stretch, so long, by what does not change in it."""
+    row = s.counter[Counter.SPAN]
+    s.clock[Clock.BUSY] += busy_s
+    s.span[row, Span.BUSY_S] += busy_s
+    s.span[row, Span.RUNNING_S] += busy_s * s.counter[Counter.RESIDENT]
+    s.span[row, Span.WAITING_S] += busy_s * s.counter[Counter.WAITING]
 
 
 @kernel

@@ -18,7 +18,7 @@ KNEE, CHOSEN, PER_PAIR, ALL_RANKS, D5_ALL_RANKS = 6, 8, 9, 10, 11  # in `State.t
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
 GAPS_IN_E = 500  # bins in which a time grows by a factor e: each is 0.2 % wide
 SHORTEST_GAP_S = 1e-9  # what is shorter counts as this; the longest is 1e9 times a second
-AHEAD = 32  # size of `State.turn`
+AHEAD = 32  # size of `State.turn`, a power of two
 MAX_TOKENS = 0  # the first of the knobs, where prompts are computed in parts: the budget of an iteration
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -6,6 +6,7 @@ tokens tell. Those are its turns: it is noted at the next one, so that a tick co
 
 from kvplan.simulation.grouped_cache import ask_in_groups
 from kvplan.simulation.state import (
+    AHEAD,
     NOBODY,
     Ahead,
     Blocks,
@@ -44,7 +45,7 @@ def step_of_context(s: State, tokens: int) -> float:
 @kernel
 def note_turn(s: State, request: int, tick: int) -> None:
     """Note that a member is looked up at a tick, less than `AHEAD` from now."""
-    place = tick % s.turn.shape[0]
+    place = tick & (AHEAD - 1)
     first = s.turn[place]
     s.request[request, Request.TURN] = tick
     s.request[request, Request.TURN_BEFORE], s.request[request, Request.TURN_AFTER] = NOBODY, first
@@ -58,7 +59,7 @@ def drop_turn(s: State, request: int) -> None:
     """Take that note back."""
     left, right = s.request[request, Request.TURN_BEFORE], s.request[request, Request.TURN_AFTER]
     if left == NOBODY:
-        s.turn[s.request[request, Request.TURN] % s.turn.shape[0]] = right
+        s.turn[s.request[request, Request.TURN] & (AHEAD - 1)] = right
     else:
         s.request[left, Request.TURN_AFTER] = right
     if right != NOBODY:
@@ -70,7 +71,7 @@ def look_ahead(s: State, tick: int) -> None:
     """Look up what the members of the one group hold, and add to the context, in the next tick."""
     note_next_turns(s, tick - 1)
     step, holds, takes = s.ahead[Ahead.STEP], 0, 0
-    request = s.turn[tick % s.turn.shape[0]]
+    request = s.turn[tick & (AHEAD - 1)]
     while request != NOBODY:
         tokens = s.request[request, Request.FIRST_WEIGHT] + tick - s.request[request, Request.START]
         more = s.blocks[tokens, Blocks.FILLED] - s.blocks[tokens - 1, Blocks.PASSED]
@@ -84,7 +85,7 @@ def look_ahead(s: State, tick: int) -> None:
 @kernel
 def turn(s: State, tick: int, suffice: bool) -> None:
     """Let a tick that was looked at come; where blocks suffice, whose turn it is takes some, or frees them."""
-    request = s.turn[tick % s.turn.shape[0]]
+    request = s.turn[tick & (AHEAD - 1)]
     while request != NOBODY and suffice:
         tokens = s.request[request, Request.FIRST_WEIGHT] + tick - s.request[request, Request.START]
         compute(s, request, tokens - 1, tokens)
@@ -96,13 +97,13 @@ def turn(s: State, tick: int, suffice: bool) -> None:
 @kernel
 def note_next_turns(s: State, tick: int) -> None:
     """Note the next turns of those whose turn it was at a tick."""
-    place = tick % s.turn.shape[0]
+    place = tick & (AHEAD - 1)
     request = s.turn[place]
     s.turn[place] = NOBODY
     while request != NOBODY:
         following = s.request[request, Request.TURN_AFTER]
         tokens = s.request[request, Request.FIRST_WEIGHT] + tick - s.request[request, Request.START]
-        note_turn(s, request, tick + min(s.blocks[tokens, Blocks.TURNS] - tokens, s.turn.shape[0] - 1))
+        note_turn(s, request, tick + min(s.blocks[tokens, Blocks.TURNS] - tokens, AHEAD - 1))
         request = following
 
 

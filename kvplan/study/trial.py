@@ -106,7 +106,7 @@ class Recovers(NamedTuple):
 class Judged(NamedTuple):
     """Results of long runs at the timing as it stands, and slower; None where the load is too much.
 
-    Where the slower runs miss no others are made, and theirs stand for both.
+    Where the slower runs miss, or nothing but the queue is asked for, no others are made, and theirs stand for both.
 
     `recovery` is None where it is not asked for, or the demand is not met anyway.
     """
@@ -250,7 +250,10 @@ class Task:
         slow = self.keeps(replicas, batched_tokens, slower=True)
         if slow.state is State.MISSES:  # whatever runs at the timing as it stands would say
             return Judged(slow, slow)
-        judged = Judged(self.keeps(replicas, batched_tokens, slower=False), slow)
+        expected = slow._replace(figures={})  # a queue that is steady is, too, where iterations are shorter
+        if self.plan.slos:
+            expected = self.keeps(replicas, batched_tokens, slower=False)
+        judged = Judged(expected, slow)
         if judged.met is not State.HOLDS:
             return judged
         return judged._replace(recovery=self.recovers(replicas, batched_tokens))

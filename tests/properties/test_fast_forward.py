@@ -1,4 +1,4 @@
-"""Iterations in which nothing happens are run in a stretch: to the last bit as one by one."""
+"""Iterations in which nothing happens are run in a stretch: as one by one to the last bit, sums but for rounding."""
 
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -35,10 +35,15 @@ CHAT = Sessions(
 )
 
 
-def same(one: object, other: object) -> bool:
-    """Bit by bit."""
+SUMS = {"busy_s", "kv_s", "running_s", "waiting_s", "cached_s", "gap_sum_s", "sums", "totals"}
+
+
+def same(one: object, other: object, name: str = "") -> bool:
+    """Bit by bit, but for sums of floats."""
     if is_dataclass(one):
-        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+        return all(same(getattr(one, f.name), getattr(other, f.name), f.name) for f in fields(one))
+    if name in SUMS:
+        return bool(np.allclose(one, other, rtol=1e-11, atol=1e-11, equal_nan=True))
     if isinstance(one, np.ndarray):
         return one.tobytes() == np.asarray(other).tobytes()
     return one == other

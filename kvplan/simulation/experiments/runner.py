@@ -120,8 +120,16 @@ def at_once(
     threads = min(len(of), threads or os.cpu_count() or 1)
     if threads <= 1:
         return [work(each) for each in of]
-    with ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+    try:
         return list(pool.map(work, of))
+    except KeyboardInterrupt:
+        engine.interrupted.set()
+        raise
+    finally:
+        pool.shutdown()
+        if threading.current_thread() is threading.main_thread():
+            engine.interrupted.clear()
 
 
 def run_rows(
