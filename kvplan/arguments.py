@@ -260,7 +260,9 @@ class Share(Option[Amount | None, _T]):
 
     metavar, given = "SHARE", "float, or str with %"
 
-    def __init__(self, help: str, default: Amount, *, low: float = 0, high: float = 1, **how: str) -> None:
+    def __init__(
+        self, help: str, default: Amount | None = None, *, low: float = 0, high: float = 1, **how: str
+    ) -> None:
         super().__init__(help, default, **how)
         self.low, self.high, self.auto = low, high, default == "auto"
 

@@ -172,8 +172,8 @@ class PlanOptions(ModelOptions):
         (),
         metavar="TYPE,...",
     )
-    engine: Engines[Engine] = Engines(
-        "The engine, and its version if that is known: vllm==0.15.1.", "vllm", complete="engines"
+    engine: Engines[Engine | None] = Engines(
+        "The engine, and its version if that is known: vllm==0.15.1. Default: vllm.", complete="engines"
     )
     rate: Rate[float | None] = Rate(
         "Requests/s of the whole service, or such as 60/min; of conversations, turns."
@@ -201,13 +201,13 @@ class PlanOptions(ModelOptions):
         "such as 100GiB,200GiB."
     )
     memory_hour: Price[float] = Price("With --offload: price of a GiB of host memory an hour.", 0.0)
-    headroom: Share[float] = Share("Added to the demand, such as 20%. Default: 0.", 0.0)
-    slower: Share[float] = Share(
-        "Objectives must hold with iterations longer by this share, too. Default: 5%.", 0.05
+    headroom: Share[float | None] = Share("Added to the demand, such as 20%. Default: 0.")
+    slower: Share[float | None] = Share(
+        "Objectives must hold with iterations longer by this share, too. Default: 5%."
     )
-    spare: Whole[int] = Whole(
-        "Replicas beyond those that it takes, as many as may fail or be replaced at once: in GPUs and price alone.",
-        0,
+    spare: Whole[int | None] = Whole(
+        "Replicas beyond those that it takes, as many as may fail or be replaced at once: in GPUs and price alone. "
+        "Default: 0.",
         least=0,
         most=MOST_REPLICAS,
     )
@@ -223,7 +223,7 @@ class PlanOptions(ModelOptions):
         (),
         metavar="KEY=VALUE",
     )
-    router: Choice[Router] = Choice(Router, "What sends requests to replicas.", Router.ANY)
+    router: Choice[Router | None] = Choice(Router, "What sends requests to replicas. Default: any.")
     split: Flag = Flag("Also look at prefill and decode on replicas of their own.")
     schedule: Text[str | None] = Text(
         "Plan a day with replicas that come and go: a TOML file with a [workload] period and schedule, a trace, or "

@@ -767,7 +767,7 @@ class Vllm(Run):
             request.input_tokens = max(request.input_tokens, 1)
         self.usable_blocks = self.replica.memory_tokens // self.block - 1
         self.before = 0  # iterations, of all ranks
-        self.waits = False  # whether prompts do
+        self.decodes_alone = False  # in an iteration between prompts
         self.saturated = False  # whether the last iteration that took prompts left some in the queue
 
     def free_blocks(self) -> int:
@@ -778,9 +778,9 @@ class Vllm(Run):
         for request in self.resident:
             request.granted = 0
         between = self.before % self.params.get("prefill_interval", 1) > 0
-        self.waits = between and not self.saturated and any(r.decodes for r in self.resident)
+        self.decodes_alone = between and not self.saturated and any(r.decodes for r in self.resident)
         preempted = self.walk_the_running_list()
-        if not preempted and not self.waits:
+        if not preempted and not self.decodes_alone:
             self.admit_from_the_queue()
             self.saturated = bool(self.queue)
         return [request for request in self.resident if request.granted > 0]
@@ -795,7 +795,7 @@ class Vllm(Run):
         position = 0
         while position < len(self.resident) and self.budget > 0:
             request = self.resident[position]
-            if self.waits and not request.decodes:
+            if self.decodes_alone and not request.decodes:
                 break
             uncomputed = request.input_tokens + request.generated - request.computed
             need = int(min(uncomputed, self.budget))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.analysis.equilibrium import iteration_time, sustainable_rate
+from kvplan.analysis.fleet import one_replica
 from kvplan.analysis.worst_window import planned_for
 from kvplan.errors import UsageError
 from kvplan.ingest.timing.belief import NOISE, ends, misfit, widths
@@ -34,6 +35,7 @@ _ENOUGH = 2  # numbers of replicas that may be left
 _NARROWER = 0.8  # times the interval before, that a run must come to
 _CLOSE, _IDLE = 0.02, 0.01  # of the rate that is looked for; of what is sustainable
 _MOST = 10_000
+_CACHED = "only with prompts that a cache holds; a benchmark is of others"
 
 Replicas = tuple[int, int | None]  # None: no number is enough
 Ends = tuple[float, float]
@@ -146,7 +148,15 @@ class First(NamedTuple):
 
 
 def first_runs(profile: Profile) -> First:
-    """Foretell the runs up to the first where the objectives end; none where `measuring` proposes none."""
+    """Foretell the runs up to the first where the objectives end; none where `measuring` proposes none.
+
+    Raises
+    ------
+    UsageError
+        Nothing can be settled, or replicas that are enough serve their share only with prompts that a cache holds.
+    """
+    if iteration_time(one_replica(planned_for(profile.model))) is None:
+        raise UsageError(f"{profile.source}: {_CACHED}")
     design, sizes = Design(profile), list[int]()
     before, spread = design.replicas(design.first_band), design.first_spread
     for concurrency in () if design.is_measured and _enough(before) else design.order(60 * MINUTES):
@@ -246,8 +256,8 @@ class Design:
         there = at_rate(self.model, self.rate_rps)
         if (tau := iteration_time(there)) is None:
             raise UsageError(
-                f"{self.profile.source}: {self.rate_rps:.4g} requests/s are served where the objectives end, but only "
-                "with prompts that a cache holds; a benchmark is of others"
+                f"{self.profile.source}: {self.rate_rps:.4g} requests/s are served where the objectives end, but "
+                f"{_CACHED}"
             )
         stay_s = tau * there.mix.mean(there.mix.decode_tokens)
         return int(max(min(round(self.rate_rps * stay_s), there.replica.max_num_seqs or _MOST), 1))

@@ -8,6 +8,8 @@ from typing import Any
 
 import tomli
 
+from kvplan.arguments import Engine
+from kvplan.engine import EngineName
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.ingest.gathering import Asked, gather
 from kvplan.ingest.model.config import read_model
@@ -55,7 +57,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
     if twice := [key for key in asked.limits if key in settings]:
         raise UsageError(f"--settings {twice[0]} and --{twice[0].replace('_', '-')}: one of them")
     settings |= asked.limits
-    takes(*asked.engine)  # refuses a version that is not known
+    takes(*_engine(asked))  # refuses a version that is not known
     if asked.load_time is not None and asked.schedule is None:
         raise UsageError("--load-time goes with --schedule")
     profiles, rate, unpriced = _profiles(services), asked.rate, ""
@@ -100,11 +102,11 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         demand,
         tuple(slos.values()),
         rate_rps=rate,
-        slower=asked.slower,
-        headroom=asked.headroom,
-        spare=asked.spare,
+        slower=Request.slower if asked.slower is None else asked.slower,
+        headroom=asked.headroom or 0.0,
+        spare=asked.spare or 0,
         recover_s=asked.recover,
-        engine=asked.engine.name,
+        engine=_engine(asked).name,
         settings=settings,
         schedule=_schedule(asked.schedule),
         load_s=None if asked.schedule is None else asked.load_time or LOAD_S,
@@ -114,9 +116,13 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         api_price=asked.api_price,
         offload=asked.offload,
         memory_hour=asked.memory_hour,
-        router=None if asked.router is Router.ANY else Routing(asked.router),
+        router=None if asked.router in (None, Router.ANY) else Routing(asked.router),
         folder=asked.folder or Path(),
     )
+
+
+def _engine(asked: PlanOptions) -> Engine:
+    return asked.engine or Engine(EngineName.VLLM, "")
 
 
 def _states_all(asked: PlanOptions) -> bool:
@@ -255,7 +261,7 @@ def _kinds(model: ModelShape, asked: PlanOptions, settings: Mapping[str, Any]) -
     ranks = product(tensor or TENSOR_PARALLEL, *(numbers or (1,) for numbers in others))
     parallelism = [*starmap(Parallelism, ranks)] if any(asked.ranks) else []
     _refuse_misfits(parallelism, shape, found)
-    engine, version = asked.engine
+    engine, version = _engine(asked)
     how: dict[str, Any] = {"weights": asked.weights, "kv_dtype": asked.kv_dtype}
     how |= {"engine": engine, "version": version}
     how |= {

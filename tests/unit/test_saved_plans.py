@@ -118,6 +118,14 @@ def test_other_gpus_are_estimated_for_the_model_as_it_was() -> None:
     assert [(slo.key, slo.bound) for slo in wanted.slos] == [("ttft_s.p95", 2.0)]
 
 
+def test_what_is_given_counts_though_it_is_the_default() -> None:
+    given = asked(slower="5%", headroom=0, router="any", engine="vllm")
+    assert (given.slower, given.headroom, given.router) == (0.05, 0.0, None)
+    spare = request([saved().changed({("plan", "spare"): 2})], PlanOptions(()))
+    none = request([saved().changed({("plan", "spare"): 2})], PlanOptions((), spare=0))
+    assert (spare.spare, none.spare) == (2, 0)
+
+
 def test_an_objective_takes_the_place_of_the_saved_one() -> None:
     assert [(slo.key, slo.bound) for slo in asked(slo="ttft-p95=1s", rate=9.0).slos] == [("ttft_s.p95", 1.0)]
 
