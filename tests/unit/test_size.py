@@ -16,11 +16,11 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/show": 4_520,  # to become 2,900
     "kvplan/planning": 3_510,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
-    "kvplan/emit": 1_170,
+    "kvplan/emit": 1_160,
     "kvplan/sweeps": 1_150,
     "kvplan/compiling": 840,
     "kvplan/reproduction": 700,
-    "kvplan/cli": 1_640,  # to become 1,500
+    "kvplan/cli": 1_630,  # to become 1,500
     "kvplan/api": 510,
     "kvplan/profile": 2_990,  # to become 2,100
     "kvplan/model": 3_390,  # to become 2,600
