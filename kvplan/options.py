@@ -185,11 +185,10 @@ class PlanOptions(ModelOptions):
     )
     output: Text[str | None] = Text("Tokens of an answer; like --in.", flag="--out", metavar="N[:CV]")
     trace: File = File("Requests to replay, instead of --in and --out; faster with --rate.")
-    system_prompt: Count[int] = Count("Tokens that all prompts begin with, beside --in.", 0)
-    turns: Text[str] = Text(
+    system_prompt: Count[int | None] = Count("Tokens that all prompts begin with, beside --in. Default: 0.")
+    turns: Text[str | None] = Text(
         "Turns of a conversation, each of which carries all before it: 20, or a law, such as 8:geometric (its mean) or "
-        "5..40:uniform.",
-        "1",
+        "5..40:uniform. Default: 1.",
         metavar="N[:LAW]",
     )
     slo: Objectives = _SLO

@@ -47,25 +47,20 @@ def _engine_settings(
 ) -> None:
     from kvplan.emit import engine as record
     from kvplan.emit.settings import engine_settings_of, for_engine
-    from kvplan.report import assembly as report
+    from kvplan.report.assembly import Analyses, ProfileIdentity
     from kvplan.show import settings
 
     target = record(engine)
     with common.progress_bar() as progress:
-        result = report.analyze(
-            for_engine(target, loaded.model),
-            name=loaded.name,
-            sha256=loaded.sha256,
-            plan=loaded.plan,
-            progress=progress,
-        )
-    table = loaded.tables.get("model")
-    advised = engine_settings_of(target, result, loaded.model, loaded.plan, table, loaded.folder)
+        known = {"profile": ProfileIdentity(loaded.name, loaded.sha256)}
+        report = Analyses(for_engine(target, loaded.model), loaded.plan, known, progress=progress)
+        table = loaded.tables.get("model")
+        advised = engine_settings_of(target, report, loaded.model, loaded.plan, table, loaded.folder)
     if format is options.DocumentFormat.TEXT:
         width, _ = common.terminal(output)
-        write_result(settings.text(advised, result, width=width), output)
+        write_result(settings.text(advised, report, width=width), output)
     else:
-        common.write(settings.view(advised, result), format, output)
+        common.write(settings.view(advised, report), format, output)
 
 
 def _manifest(

@@ -13,7 +13,7 @@ from kvplan.engine import numbers
 from kvplan.errors import UsageError
 from kvplan.model import Admission, EngineName, Plan, Prefill, ServingModel
 from kvplan.model import Engine as Served
-from kvplan.report.assembly import Report
+from kvplan.report.assembly import Analyses
 from kvplan.report.verdict import advice_actions, effect, requests_in_memory
 from kvplan.report.words import Status
 from kvplan.simulation.policies import POLICIES, engine_settings
@@ -69,7 +69,7 @@ def for_engine(engine: Engine, model: ServingModel) -> ServingModel:
 
 def engine_settings_of(
     engine: Engine,
-    report: Report,
+    report: Analyses,
     model: ServingModel,
     plan: Plan,
     table: Mapping[str, Any] | None = None,
@@ -83,10 +83,9 @@ def engine_settings_of(
     --------
     >>> from kvplan.emit import engine
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> from kvplan.report.assembly import analyze
     >>> replica = Replica(1025, max_num_seqs=64)
     >>> model = ServingModel((RequestClass("a", 15, (10,), (1.0,), 1.0),), Timing(1.0), replica)
-    >>> report = analyze(for_engine(engine("vllm"), model), name="", sha256="")
+    >>> report = Analyses(for_engine(engine("vllm"), model), Plan())
     >>> [(f.flag, f.value) for f in engine_settings_of(engine("vllm"), report, model, Plan()).start.flags]
     [('--max-num-seqs', '64')]
     """
@@ -197,7 +196,7 @@ def _served_rps(cap: int, model: ServingModel) -> float:
     return sustainable_rate(replace(alone, replica=replace(alone.replica, max_num_seqs=cap)))[1]
 
 
-def _queue_bound(engine: Engine, report: Report, model: ServingModel, plan: Plan) -> Iterator[Flag]:
+def _queue_bound(engine: Engine, report: Analyses, model: ServingModel, plan: Plan) -> Iterator[Flag]:
     """Little's law: who waits as long as the horizon at the sustainable rate has so many before him."""
     if engine.queue is None:
         return
@@ -226,7 +225,7 @@ def order_notes(engine: Engine, model: ServingModel) -> Iterator[str]:
         yield f"prefill_interval is another engine's: it is not written for {engine.title}, and figures are without it."
 
 
-def _notes(engine: Engine, report: Report, model: ServingModel) -> Iterator[str]:
+def _notes(engine: Engine, report: Analyses, model: ServingModel) -> Iterator[str]:
     if engine.note:
         yield engine.note
     for one in () if report.verdict.status is Status.STABLE else report.advice[:1]:

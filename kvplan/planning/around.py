@@ -195,8 +195,8 @@ def value_of(latency: Latency, key: str, *, varies: bool = False) -> float | Non
 
 
 def by_short_runs(winner: Candidate, setting: Setting) -> int:
-    """Return the replicas that short runs have as enough: fewer than the plan where bursts or long runs refuse them."""
-    return min(winner.near(setting.replicas) or setting.replicas, setting.replicas)
+    """Return the replicas that short runs have as enough: others than the plan's where long runs or bursts decide."""
+    return winner.near(setting.replicas) or setting.replicas
 
 
 def _a_burst_decides(winner: Candidate, setting: Setting) -> bool:

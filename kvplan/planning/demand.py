@@ -136,8 +136,10 @@ class Demand:
     @property
     def origin(self) -> object:
         """The value of [provenance] workload: what nobody said."""
-        source = f"spread of lengths assumed: log-normal, cv {DEFAULT_CV}"
-        return {"basis": "stated", "source": source} if self.assumes_spread else None
+        lengths = {"prompts": self.prompt, "answers": self.answer}
+        of = [name for name, length in lengths.items() if length.cv == DEFAULT_CV]
+        source = f"spread of {' and '.join(of)} assumed: log-normal, cv {DEFAULT_CV}"
+        return {"basis": "stated", "source": source} if of else None
 
     def with_cv(self, cv: float) -> "Demand":
         """Return the same demand with lengths that vary otherwise, where nobody said how much they do."""

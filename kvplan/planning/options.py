@@ -167,8 +167,8 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
 
 def _demand(asked: PlanOptions) -> Demand | None:
     """Return the demand of the options; None where a profile or a trace has to say it."""
-    rate, users, system_prompt = asked.rate, asked.users, asked.system_prompt
-    turns = parse_turns(asked.turns)
+    rate, users, system_prompt = asked.rate, asked.users, asked.system_prompt or 0
+    turns = parse_turns(asked.turns or "1")
     if rate is not None and users is not None:
         raise UsageError("--rate and --users: one of them says how much is asked for")
     if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:

@@ -62,7 +62,11 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
     if found.winner is None and (unknown := [each for each in refused if each.unknown]):
         raise UsageError(f"{unknown[0].name}: this demand is {unknown[0].why}")
     refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
-    demand = _in_words(next(iter(profiles.values()))) if profiles else ""
+    first = next(iter(profiles.values()), None)
+    of = (
+        first if found.winner is None else profiles[found.winner]
+    )  # a context may cut what others serve whole
+    demand = "" if of is None else _in_words(of)
     try:
         at_intervals = None if "prefill_interval" in request.settings else spaced(found, tell)
         if at_intervals is not None:

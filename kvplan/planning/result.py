@@ -341,10 +341,10 @@ class Plan(NamedTuple):
 
     @property
     def share(self) -> Share:
-        """The share of each."""
+        """The share of each; users ask as often as so many replicas let them."""
         model, replicas = self.winner.task.model, self.setting.replicas
         tokens = model.mix.mean(model.mix.decode_tokens) / model.replica.gpus
-        rate_rps = model.total_rate_rps / replicas
+        rate_rps = (self.mean_rps if self.worst is None else model.total_rate_rps) / replicas
         return Share(rate_rps, rate_rps * tokens)
 
     @property

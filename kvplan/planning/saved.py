@@ -95,8 +95,8 @@ def restated(profile: Profile, asked: PlanOptions, read: Callable[[PlanOptions],
         "--in": asked.input is not None,
         "--out": asked.output is not None,
         "--users": asked.users is not None,
-        "--system-prompt": asked.system_prompt != PlanOptions.system_prompt,
-        "--turns": asked.turns != PlanOptions.turns,
+        "--system-prompt": asked.system_prompt is not None,
+        "--turns": asked.turns is not None,
         "--think": asked.think is not None,
     }
     closed = asked.rate is not None and traffic_of(profile).users is not None

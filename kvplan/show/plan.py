@@ -162,7 +162,7 @@ def _in_band(plan: Plan, band: Band) -> str:
     )
     measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
     known = "what was measured" if measured else "the estimate"
-    if plan.by_short_runs < plan.setting.replicas:
+    if plan.by_short_runs != plan.setting.replicas:
         one = f"By short runs, bursts left out, {plan.by_short_runs:,} would do"
         many = f"{one}, and {'as many' if low == high == f'{plan.by_short_runs:,}' else many}"
     return f" {many} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
@@ -172,10 +172,14 @@ def _words(key: str) -> str:
     return key.replace("_s.", " ")
 
 
+def _slower(plan: Plan) -> str:
+    """Name what the objectives hold at, too; in few letters, since rows have 80 columns."""
+    if plan.request.headroom:
+        return f"slower, {format_percent(plan.request.headroom, signed=True)}"
+    return f"{format_percent(plan.request.slower)} slower"
+
+
 def _objectives(plan: Plan, full: bool) -> page.Table:
-    slower = f"{format_percent(plan.request.slower)} slower"
-    if plan.request.headroom:  # the row has 80 columns
-        slower = f"slower, {format_percent(plan.request.headroom, signed=True)}"
     columns: page.Columns[Objective] = {
         page.Column(""): lambda o: _words(o.key),
         page.number("limit"): lambda o: "none" if o.limit is None else format_seconds(o.limit),
@@ -185,7 +189,7 @@ def _objectives(plan: Plan, full: bool) -> page.Table:
             ABSENT if o.low is None else interval(o.low, o.high, format_seconds)
         ),
         page.number("p99"): lambda o: format_seconds(o.p99),
-        page.number(slower): lambda o: format_seconds(o.slower),
+        page.number(_slower(plan)): lambda o: format_seconds(o.slower),
     }
     return page.tabulate(
         columns,
@@ -245,7 +249,7 @@ def _sizes(plan: Plan) -> page.Table:
             if plan.request.priced
             else {}
         ),
-        page.words(""): lambda size: _size(plan, size),
+        page.words(_slower(plan)): lambda size: _size(plan, size),
     }
     return page.tabulate(columns, plan.sizes)
 
@@ -472,7 +476,7 @@ def _known(plan: Plan) -> Iterator[str]:
     assumed = plan.winner.task.model.provenance.workload.source
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
-        if plan.by_short_runs < plan.setting.replicas:
+        if plan.by_short_runs != plan.setting.replicas:
             sizes = f"by short runs, bursts left out, {plan.by_short_runs:,}; {sizes}"
         assumed += f": {sizes}"
     model = plan.winner.task.model

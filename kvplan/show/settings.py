@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from kvplan.emit.base import Flag
 from kvplan.emit.settings import EngineSettings, alternatives
-from kvplan.report.assembly import Report, ledger_of
-from kvplan.report.ledger import plain
+from kvplan.report.assembly import Analyses
+from kvplan.report.ledger import Ledger, plain
 from kvplan.show import page
 from kvplan.show.report import first_screen
 from kvplan.show.view import Json, View, header
@@ -20,7 +20,7 @@ _HARMFUL = frozenset('`$!\\"|<>#')
 _WIDTHS = (40, 120)
 
 
-def view(advised: EngineSettings, report: Report) -> View:
+def view(advised: EngineSettings, report: Analyses) -> View:
     """Show settings with what the report says of the profile; `text` writes them for an engine."""
     return View(
         lambda: document(advised, report),
@@ -28,7 +28,7 @@ def view(advised: EngineSettings, report: Report) -> View:
     )
 
 
-def document(advised: EngineSettings, report: Report) -> Json:
+def document(advised: EngineSettings, report: Analyses) -> Json:
     """Return the JSON: settings, and what the report says without those that are advised."""
     return {
         **header(report.profile),
@@ -56,7 +56,7 @@ def harmless(text: str) -> str:
     return "".join(signs)
 
 
-def text(advised: EngineSettings, report: Report, *, width: int = 80) -> str:
+def text(advised: EngineSettings, report: Analyses, *, width: int = 80) -> str:
     """Write the command for a shell, or the YAML file of TensorRT-LLM; all else is a comment of so many columns."""
     columns = min(max(width, _WIDTHS[0]), _WIDTHS[1])
     engine, start = advised.engine, advised.start
@@ -89,7 +89,7 @@ def _file(advised: EngineSettings, columns: int) -> Iterator[str]:
             yield from _comment(said, columns, "  ")
 
 
-def build(advised: EngineSettings, report: Report) -> page.Section:
+def build(advised: EngineSettings, report: Analyses) -> page.Section:
     """Build the part of a document: what to set and why, what that was tried on, what else there is to know."""
     said = [page.Paragraph(line) for line in _operating_point(report)]
     engine, start = advised.engine, advised.start
@@ -109,9 +109,9 @@ def _ended(sentence: str) -> str:
     return sentence.removesuffix(".") + "."
 
 
-def _operating_point(report: Report) -> Iterator[str]:
+def _operating_point(report: Analyses) -> Iterator[str]:
     yield f"{report.verdict.status.upper()}: {report.verdict.summary}"
-    yield "; ".join(f"{name}: {value}" for name, value, _ in first_screen(ledger_of(report), "latency"))
+    yield "; ".join(f"{name}: {value}" for name, value, _ in first_screen(Ledger(report), "latency"))
 
 
 def _tried(advised: EngineSettings) -> Iterator[str]:

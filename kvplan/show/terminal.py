@@ -6,6 +6,7 @@ Everything reaches Rich as `Text`, which it never interprets as markup.
 import re
 from collections.abc import Sequence
 from io import StringIO
+from textwrap import shorten
 from typing import Any
 
 from rich.cells import cell_len
@@ -58,10 +59,13 @@ def render(document: Document, *, width: int = 80, colour: bool = False) -> str:
 
 def _first_screen(document: Document, status: Status, width: int) -> list[RenderableType]:
     word = status.replace("_", " ").upper()
+    caveat = shorten(
+        document.caveat, width, placeholder=" …"
+    )  # in columns only nearly: ellipsis cuts the rest
     return [
         Text(document.title, "bold", overflow="ellipsis", no_wrap=True),
         Text.assemble((word, f"bold {_COLOURS[status]}"), "  ", document.headline),
-        *([Text(document.caveat, "dim", overflow="ellipsis", no_wrap=True)] if document.caveat else []),
+        *([Text(caveat, "dim", overflow="ellipsis", no_wrap=True)] if caveat else []),
         Text(),
         Text("What to do", "bold"),
         _items(document.actions, [f"{n}" for n in range(1, len(document.actions) + 1)]),

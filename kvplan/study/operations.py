@@ -350,7 +350,8 @@ def _with_headroom(operations: Operations, service: FleetDay, headroom: float) -
 
 def _replicas(service: FleetDay, target_rps: float, planned: int) -> Replicas:
     least = _at_target(service, course_of(service.model).least, target_rps)
-    return Replicas(min(least, planned), math.ceil(_ROLLOUT * planned), planned)
+    most = max(math.ceil(_ROLLOUT * planned), planned + service.plan.spare)
+    return Replicas(min(least, planned), most, planned)
 
 
 def _at_target(service: FleetDay, factor: float, target_rps: float) -> int:
