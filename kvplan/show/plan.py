@@ -74,7 +74,8 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
         yield page.Paragraph(beside)
     yield _sizes(plan)
     if plan.request.spare:
-        yield page.Paragraph("GPUs and costs have the spare in them; load and latency do not count on it.")
+        without = "load, latency and the simulated period" if plan.day else "load and latency"
+        yield page.Paragraph(f"GPUs and costs have the spare in them; {without} do not count on it.")
     yield from _host_memory(plan)
     yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
@@ -225,6 +226,9 @@ def _beside(plan: Plan) -> Iterator[str]:
         share = api.cheaper_from_rps / plan.mean_rps
         rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
         yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
+        if (paid := api.autoscaled_per_hour) is not None:
+            less = "less" if paid < api.per_hour else "no less"
+            yield f"Autoscaled, without spare ones, the replicas cost {_money(paid)}/h: {less} than the API."
     if energy is not None:
         day, joules = format_number(energy.kwh_per_day), format_number(energy.joules_per_output_token)
         load, idle = (f"{format_number(watts / 1000)} kW" for watts in (energy.watts, energy.idle_watts))
