@@ -91,6 +91,12 @@ class Engine:
     scheduling: Scheduling = Scheduling.FCFS
     prefill_interval: int = 1
 
+    @property
+    def holds_prompts_back(self) -> bool:
+        """SGLang's interval or TensorRT-LLM's wait for a batch: prompts wait while others decode."""
+        spaced = self.name is EngineName.SGLANG and self.prefill_interval > 1
+        return spaced or (self.batch_wait_iterations > 0 and self.batch_wait_tokens > 0)
+
 
 def has_intervals(engine: Engine) -> bool:
     """Tell whether an engine, in the version that is named, can compute prompts in one of every so many iterations.

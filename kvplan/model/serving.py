@@ -90,6 +90,11 @@ class ServingModel:
         """Tell whether the engine takes requests in the order of the priorities of their classes."""
         return self.engine is not None and self.engine.scheduling is Scheduling.PRIORITY
 
+    @property
+    def formulas_bound(self) -> bool:
+        """Tell whether less than by formulas may be served: ranks wait for the busiest, or prompts for decodes."""
+        return self.replica.ranks > 1 or (self.engine is not None and self.engine.holds_prompts_back)
+
     def on(self, hardware: Hardware | None) -> "ServingModel":
         """Put the traffic on other replicas; None: on its own."""
         if hardware is None:

@@ -89,8 +89,8 @@ def class_streams(model: ServingModel) -> tuple[Stream, ...]:
     talks = [c.name for c in model.classes if c.sessions is not None]
     if talks and replica.layout is not None and replica.prefix_caching:
         raise UsageError(
-            f"{talks[0]}: conversations beside layers of several kinds are run, and no formula has them: give "
-            "simulate --policy vllm"
+            f"{talks[0]}: sessions that find a prefix beside layers of several kinds are run, and no formula has them: "
+            "simulate --policy vllm, or [gpu] prefix_caching = false (plan --settings prefix_caching=false)"
         )
     return tuple(
         _class_stream(model, index)

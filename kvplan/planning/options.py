@@ -158,6 +158,8 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
             raise UsageError(
                 f"--settings {text[:60]!r}: {did_you_mean(key, sorted(SETTINGS), 'KEY=VALUE with')}"
             )
+        if key in found:
+            raise UsageError(f"--settings {key} is there twice")
         try:
             found[key] = tomli.loads(f"value = {value}")["value"]
         except tomli.TOMLDecodeError:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvplan.analysis.cached_equilibrium import users_of
 from kvplan.analysis.worst_window import planned_for
-from kvplan.errors import UsageError
+from kvplan.errors import ProfileError, UsageError
 from kvplan.executors import SERIAL, Engine
 from kvplan.model import ServingModel
 from kvplan.planning import around
@@ -205,7 +205,10 @@ def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
     given, demand = [option for option in request.options if isinstance(option, Kind)], request.demand
 
     def candidate_of(kind: Kind, asked: Request = request) -> Candidate | None:
-        profile = replica_profile(kind, asked)
+        try:
+            profile = replica_profile(kind, asked)
+        except ProfileError:  # of the demand, and not of what was asked about
+            return None
         return None if isinstance(profile, Refused) else _candidate(kind, profile, asked)
 
     def shorter(candidate: Candidate, share: float) -> Candidate | None:

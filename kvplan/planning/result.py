@@ -119,11 +119,13 @@ class Share(NamedTuple):
 class Api(NamedTuple):
     """An API beside the plan: what an hour of the demand costs there, and the rate from which the plan is cheaper.
 
-    The plan costs the same at any rate up to its demand; of an API a rate has its price.
+    The plan costs the same at any rate up to its demand; of an API a rate has its price. `autoscaled_per_hour` is what
+    replicas that come and go in a simulated period cost, without spare ones.
     """
 
     per_hour: float
     cheaper_from_rps: float
+    autoscaled_per_hour: float | None
 
 
 class Power(NamedTuple):
@@ -355,7 +357,10 @@ class Plan(NamedTuple):
             return None
         paid = asked.per_million_in * mix.mean(mix.input_tokens)
         hour = _HOUR_S / 1e6 * (paid + asked.per_million_out * mix.mean(mix.decode_tokens))
-        return Api(self.mean_rps * hour, cost.per_hour / hour)
+        autoscaled = None
+        if self.day is not None and self.day.ways:
+            autoscaled = self.day.ways["autoscaled"].replicas * self.winner.price
+        return Api(self.mean_rps * hour, cost.per_hour / hour, autoscaled)
 
     @property
     def energy(self) -> Energy | None:

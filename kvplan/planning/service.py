@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan.analysis.equilibrium import per_request
-from kvplan.engine import EngineName, admission_before, has_intervals
+from kvplan.engine import EngineName, admission_before
 from kvplan.errors import ProfileError, UsageError
 from kvplan.ingest.trace.replay import replaying
 from kvplan.model.fleet import Routing
@@ -123,9 +123,6 @@ def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
         key = (error.key or "").rpartition(".")[2]
         named = key if key in settings else ", ".join(settings)  # it is refused beside another key
         raise UsageError(f"--settings {named}: {error.message}") from None
-    engine = profile.model.engine
-    if engine is not None and "prefill_interval" in settings and not has_intervals(engine):
-        raise UsageError(f"--settings prefill_interval: {engine.name} {engine.version} has none")
     tokens, seqs = (profile.tables["gpu"].get(key) for key in ("max_num_batched_tokens", "max_num_seqs"))
     if "max_num_batched_tokens" in settings and tokens is not None and seqs is not None and tokens < seqs:
         raise UsageError(

@@ -11,6 +11,7 @@ from pydantic import FailFast, Field
 from pydantic.config import JsonDict
 
 from kvplan import model, ranges
+from kvplan.engine import has_intervals
 from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, Scheduling, as_written
 from kvplan.model.context import Fitting, fitting, limited, of_sample
 from kvplan.model.drafts import Drafts
@@ -520,6 +521,11 @@ class Model(Table, title="Model"):
     """The largest rank of the adapters."""
 
 
+def _intervals(engine: "Engine") -> Iterator[Problem]:
+    if engine.prefill_interval > 1 and not has_intervals(engine.engine):
+        yield Problem(("prefill_interval",), f"{engine.name} {engine.version} has none; later versions do")
+
+
 class Engine(Table, title="Engine"):
     """The engine whose scheduler serves, and how its version admits requests."""
 
@@ -532,6 +538,7 @@ class Engine(Table, title="Engine"):
         ),
         Needs("batch_wait_iterations", "batch_wait_tokens"),
         Needs("batch_wait_tokens", "batch_wait_iterations"),
+        Check(_intervals),
     )
 
     name: Annotated[EngineName, Field(strict=False)] = EngineName.VLLM

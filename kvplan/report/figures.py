@@ -89,8 +89,8 @@ class Figures:
 
     @cached_property
     def overloaded(self) -> bool:
-        """More is offered than any policy can sustain; with a prefix cache, or ranks, the queue grows in runs."""
-        if self.model.finds_prefixes or self.model.replica.ranks > 1:
+        """More is offered than any policy can sustain; of what formulas only bound, the queue grows in runs."""
+        if self.model.finds_prefixes or self.model.formulas_bound:
             return self.latency.status is Growth.GROWING
         return self.load.offered_rps > self.load.sustainable_rps
 
@@ -180,9 +180,9 @@ class Figures:
 
     @cached_property
     def load(self) -> Load:
-        """Offered load against what is sustained; of ranks in lock step, what runs serve under a backlog."""
+        """Offered load against what is sustained; where formulas only bound it, what runs serve under a backlog."""
         computed, least_rps = load(self.model), self.cold_recovery.served_rps
-        if self.model.replica.ranks == 1 or least_rps is None:
+        if not self.model.formulas_bound or least_rps is None:
             return computed
         found = flooded(self.cold, engine_settings(self.model))
         return computed.served(max(found.value, least_rps), found.standard_error)

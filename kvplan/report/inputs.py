@@ -214,6 +214,8 @@ def caveat(model: ServingModel) -> str:
         said.append(f"timing extrapolated{times}")
     if model.replica.ranks > 1:
         said.append(f"computed rates are bounds with {model.replica.ranks} ranks")
+    elif model.formulas_bound:
+        said.append("computed rates are upper bounds, as prompts wait while others decode")
     weakest_first = sorted(unsure.values(), key=lambda origin: -list(Knowledge).index(origin.basis))
     sources = dict.fromkeys(origin.source for origin in weakest_first if origin.source)
     return ", ".join(said) + (f" ({'; '.join(sources)})" if sources else "")

@@ -10,7 +10,7 @@ from kvplan.analysis.equilibrium import saturation
 from kvplan.analysis.overflow import clusters_held, has_doubtful_tail
 from kvplan.analysis.stability import UNCERTIFIED
 from kvplan.analysis.worst_cycle import MOST_STAGES
-from kvplan.model import Engine, EngineName, Prefill, ServingModel
+from kvplan.model import Prefill, ServingModel
 from kvplan.report.figures import Figures
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
 from kvplan.report.keys import BLOCKS
@@ -106,8 +106,7 @@ def _about(figures: Figures) -> Iterator[tuple[str, Any]]:
     yield "iteration_in_runs", _iteration_in_runs(figures)
     yield "requests_in_memory", requests_in_memory(cold)
     yield "token_budget", cold.replica.of_rank().max_num_batched_tokens if cold.mix.partial.exist else None
-    engine = cold.engine or Engine()
-    yield "owes_decodes", engine.name == EngineName.SGLANG and engine.prefill_interval > 1
+    yield "holds_prompts_back", cold.engine is not None and cold.engine.holds_prompts_back
     yield "ready_made", cold.replica.prefill is Prefill.DISAGGREGATED and cold.timing.minds_prompts
     yield "no_closed_form", any(c.kind is None for c in figures.worst_cycle.classes)
     yield "stays_long", bool(len(cold.classes) * cold.mix.held.stages.max() > MOST_STAGES)

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Parallelism
 from kvplan.model.provenance import Knowledge
 from kvplan.planning.day import Day, Way
-from kvplan.planning.host_memory import Tier
+from kvplan.planning.host_memory import LINK, Tier
 from kvplan.planning.kinds import Kind
 from kvplan.planning.result import Alternative, Next, Objective, Plan, Refused, Size, Status
 from kvplan.planning.search import Band
@@ -74,7 +75,8 @@ def _planned(plan: Plan, full: bool) -> Iterator[page.Block]:
         yield page.Paragraph(beside)
     yield _sizes(plan)
     if plan.request.spare:
-        yield page.Paragraph("GPUs and costs have the spare in them; load and latency do not count on it.")
+        without = "load, latency and the simulated period" if plan.day else "load and latency"
+        yield page.Paragraph(f"GPUs and costs have the spare in them; {without} do not count on it.")
     yield from _host_memory(plan)
     yield page.Paragraph(_routing(plan))
     if plan.apart is not None:
@@ -229,6 +231,9 @@ def _beside(plan: Plan) -> Iterator[str]:
         share = api.cheaper_from_rps / plan.mean_rps
         rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
         yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
+        if (paid := api.autoscaled_per_hour) is not None:
+            less = "less" if paid < api.per_hour else "no less"
+            yield f"Autoscaled, without spare ones, the replicas cost {_money(paid)}/h: {less} than the API."
     if energy is not None:
         day, joules = format_number(energy.kwh_per_day), format_number(energy.joules_per_output_token)
         load, idle = (f"{format_number(watts / 1000)} kW" for watts in (energy.watts, energy.idle_watts))
@@ -259,7 +264,9 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
     if plan.request.offload is None:
         return
     columns: page.Columns[Tier] = {
-        page.number("host memory a replica"): lambda tier: f"{tier.gib:,.3g} GiB" if tier.gib else "none",
+        page.number("host memory a replica"): lambda tier: (
+            f"{format_number(tier.gib, 3)} GiB" if tier.gib else "none"
+        ),
         page.number("replicas"): lambda tier: f"{tier.replicas:,}",
         page.number("hits"): lambda tier: format_percent(tier.hit_ratio),
         page.number("warm"): lambda tier: f"{format_number(tier.good_rps)}/s",
@@ -271,6 +278,21 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
         yield page.Paragraph("What has no row does not hold with four times as many replicas either.")
     elif len(plan.host_memory) == 1:
         yield page.Paragraph("No tier of up to 16 times the GPUs' KV memory saves a replica.")
+    if tiers := [tier for tier in plan.host_memory if tier.gib]:
+        yield page.Paragraph(_taken(plan, tiers[0]))
+
+
+def _taken(plan: Plan, tier: Tier) -> str:
+    """Say what a profile has to have for a tier."""
+    replica, kind = plan.winner.task.model.replica, plan.kind(plan.winner.name)
+    said = f'For {tier.replicas:,} the profile takes [gpu.offload] memory = "{tier.gib:g} GiB"'
+    if replica.offload is None:
+        said += f' and bandwidth = "{LINK * replica.gpus / 1e9:g} GB/s"'
+    if kind is not None:
+        said += (
+            f", with [gpu] kv_bytes_per_token = {kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype):.0f}"
+        )
+    return f"{said}."
 
 
 def _size(plan: Plan, size: Size) -> str:

@@ -111,9 +111,9 @@ def sustains(model: ServingModel, settings: Settings) -> bool:
 def never_evicts(model: ServingModel, settings: Settings) -> bool:
     """Return whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration.
 
-    They do not where data-parallel ranks wait for the busiest.
+    They do not where iterations or prompts wait.
     """
-    if model.replica.ranks > 1:
+    if model.formulas_bound:
         return False
     fits = engine_never_evicts(model) if POLICIES[settings.policy].engine else all_fit(model)
     seats, budget = model.replica.max_num_seqs or 0, model.replica.max_num_batched_tokens
@@ -132,6 +132,7 @@ def _mix_alone(model: ServingModel) -> ServingModel:
         classes=tuple(replace(c, rate_rps=float(f"{c.rate_rps / total:.12g}")) for c in model.classes),
         timing=timing if model.drafts or model.replica.ranks > 1 else bends,
         replica=model.replica,
+        engine=model.engine,
         drafts=model.drafts,
     )
 

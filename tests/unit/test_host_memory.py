@@ -8,13 +8,19 @@ from typing import cast
 
 import pytest
 
+from kvplan.ingest.model.config import read_model
+from kvplan.ingest.model.hardware import find_gpu
+from kvplan.model import Parallelism
 from kvplan.model.replica import Offload, Replica
 from kvplan.options import PlanOptions
 from kvplan.planning.host_memory import GIB, LINK, HostMemory, Tier
+from kvplan.planning.kinds import kinds
 from kvplan.planning.options import request
 from kvplan.planning.plan import plan
+from kvplan.planning.result import Plan
 from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import load_profile, shipped_text
+from kvplan.show.plan import _taken
 from kvplan.study.objectives import State
 from kvplan.study.trial import recovers
 
@@ -74,3 +80,14 @@ def test_a_tier_that_the_profile_has_does_not_count_in_rows_without_it_or_with_l
     own = Offload(9, 1.0)
     assert rows(Judged, 2, own) == rows(Judged, 3, None) == [(0.0, 3), (100.0, 3), (200.0, 2)]
     assert rows(type("Scarce", (Judged,), {"least": 120.0}), 2, own) == [(200.0, 2)]
+
+
+def test_the_screen_says_what_a_profile_takes_for_a_tier() -> None:
+    """Llama-3.1-8B keeps K and V of 32 layers, 8 heads of 128, in two bytes; two GPUs have a link each."""
+    kind = next(kinds(read_model("Llama-3.1-8B"), [find_gpu("H100")], parallelism=[Parallelism(2)]))
+    task = SimpleNamespace(model=SimpleNamespace(replica=Replica(9, gpus=2)))
+    shown = SimpleNamespace(winner=SimpleNamespace(name="", task=task), kind=lambda _: kind)
+    assert _taken(cast(Plan, shown), Tier(1400.0, 3, None, 0.0, 0.0, 0.0)) == (
+        'For 3 the profile takes [gpu.offload] memory = "1400 GiB" and bandwidth = "50 GB/s", with [gpu] '
+        f"kv_bytes_per_token = {2 * 32 * 8 * 128 * 2}."
+    )

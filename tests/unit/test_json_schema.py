@@ -182,6 +182,7 @@ BEYOND_JSON_SCHEMA = {
         "class larger than memory",
         "class larger than memory in blocks",
         "fan-out to nobody",
+        "interval of a version that has none",
     ),
     *("uniform backwards", "lognormal too long for anything", "lognormal too long for the memory"),
     *("lognormal mean of no number", "shared beyond the shortest input", "reuse of inputs that vary"),

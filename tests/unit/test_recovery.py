@@ -7,6 +7,10 @@ from shipped import profile
 from strategies import mix_model
 
 from kvplan.analysis.equilibrium import sustainable_rate
+from kvplan.engine import Engine, EngineName
+from kvplan.model import Plan
+from kvplan.report.figures import Figures
+from kvplan.report.words import Status
 from kvplan.simulation.policies import engine_settings
 from kvplan.simulation.policies.protocol import Settings
 from kvplan.study.recovery import Recovery, recovery
@@ -49,6 +53,19 @@ def test_where_nothing_is_ever_evicted_the_sustainable_rate_is_served() -> None:
 def test_a_request_that_does_not_fit_means_that_nothing_is_served() -> None:
     found = recovery(mix_model((3, (2, 40), 1.0), memory=20), GREEDY)
     assert found.rate_rps == 0.0
+
+
+def test_prompts_that_wait_for_decodes() -> None:
+    """In one of five iterations of a second the ten prompts of the token budget: 2 requests/s; formulas say more."""
+    model = mix_model(
+        (10, 8, 3.0), memory=1_000, prefill="fused", max_num_seqs=50, max_num_batched_tokens=100
+    )
+    model = replace(model, engine=Engine(EngineName.SGLANG, prefill_interval=5))
+    figures = Figures(model, Plan())
+    assert sustainable_rate(model)[1] > 3.0
+    assert figures.recovery.served_rps == pytest.approx(2.0, rel=2e-3)
+    assert figures.load.sustainable_rps == pytest.approx(2.0, rel=2e-3)
+    assert figures.status is Status.OVERLOADED
 
 
 def test_more_requests_than_are_simulated_are_left_alone_and_said() -> None:
