@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 510,
     "kvplan/profile": 3_000,  # to become 2,100
     "kvplan/model": 3_390,  # to become 2,600
-    "tests": 46_060,  # to become 38,000
+    "tests": 46_070,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_610,
