@@ -78,7 +78,8 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         _check_alike(profiles, rate)
         slos = {slo.key: slo for slo in profiles[0].plan.slos}
         if len(profiles) == 1:
-            unpriced, asked = price_left_out(profiles[0], asked), asked_again(profiles[0], asked)
+            unpriced = price_left_out(profiles[0], asked)
+            asked = asked_again(profiles[0], asked, priced=not unpriced)
     options: Sequence[Kind | Profile] = profiles
     if estimates and profiles:
         if len(profiles) > 1:

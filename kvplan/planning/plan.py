@@ -62,11 +62,9 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
     if found.winner is None and (unknown := [each for each in refused if each.unknown]):
         raise UsageError(f"{unknown[0].name}: this demand is {unknown[0].why}")
     refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
-    first = next(iter(profiles.values()), None)
-    of = (
-        first if found.winner is None else profiles[found.winner]
-    )  # a context may cut what others serve whole
-    demand = "" if of is None else _in_words(of)
+    # in the words of the winner: the context of another kind may cut what it serves whole
+    worded = [profiles[found.winner]] if found.winner else [*profiles.values()]
+    demand = _in_words(worded[0]) if worded else ""
     try:
         at_intervals = None if "prefill_interval" in request.settings else spaced(found, tell)
         if at_intervals is not None:

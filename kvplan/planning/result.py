@@ -370,9 +370,7 @@ class Plan(NamedTuple):
             return None
         bought = self.bought(self.setting.replicas)
         gpus = self.winner.task.model.replica.gpus * bought
-        busy = (
-            self.busy * self.setting.replicas / bought
-        )  # whoever has it, there is no more work with spare ones
+        busy = self.busy * self.setting.replicas / bought  # spare replicas share the work, and add none
         kilowatts = self.kwh(gpus, busy * gpus)
         tokens_per_s = self.mean_rps * mix.mean(mix.decode_tokens)
         return Energy(

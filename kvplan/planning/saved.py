@@ -40,8 +40,8 @@ def traffic_of(profile: Profile) -> Stated | Replay:
     return Replay(tables, recorded, profile.trace.name)
 
 
-def asked_again(profile: Profile, asked: PlanOptions) -> PlanOptions:
-    """Options with what a profile says in the place of those that are not given."""
+def asked_again(profile: Profile, asked: PlanOptions, *, priced: bool) -> PlanOptions:
+    """Options with what a profile says in the place of those that are not given; `priced`: its price, too."""
     table, engine, plan = profile.tables.get("model", {}), profile.tables.get("engine", {}), profile.plan
     routing = profile.tables.get("fleet", {}).get("routing")
     known: dict[str, Any] = {
@@ -49,7 +49,7 @@ def asked_again(profile: Profile, asked: PlanOptions) -> PlanOptions:
         "weights": table.get("weights"),
         **{key: table.get(key) for key in ("kv_dtype", "loras", "lora_rank")},
         "engine": "==".join(filter(None, (engine.get("name", "vllm"), engine.get("version")))),
-        "gpu_hour": None if price_left_out(profile, asked) else plan.gpu_hour,
+        "gpu_hour": plan.gpu_hour if priced else None,
         "slower": plan.slower,
         "headroom": plan.headroom,
         "spare": plan.spare,

@@ -118,15 +118,12 @@ def _layers(document: "Document") -> Iterator[Problem]:
         why = 'layers of several kinds and scheduling = "priority"'
     if engine is not None and engine.name is not EngineName.VLLM:
         why = "layers of several kinds but in vLLM"
-    off, several = (
-        not document.gpu.prefix_caching,
-        "layers of several kinds; what is modelled is shared, and sessions",
-    )
+    several = "layers of several kinds; what is modelled is shared, and sessions"
     for problem in Beside("gpu.kv[]", *_IN_COMMON).problems(document):
         is_shared = problem.path[0] == "sessions" or problem.path[-1] == "shared"
         if not is_shared:
             yield problem._replace(message=f"not modelled beside {several}")
-        elif why and not off:
+        elif why and document.gpu.prefix_caching:
             yield problem._replace(
                 message=f"not modelled beside {why}; with [gpu] prefix_caching = false it is"
             )

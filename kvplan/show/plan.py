@@ -222,10 +222,8 @@ def _costs(plan: Plan) -> Iterator[str]:
 
 def _beside(plan: Plan) -> Iterator[str]:
     """Say what an API costs, and what GPUs draw."""
-    api, energy = (
-        plan.api,
-        plan.energy if plan.request.priced or plan.kind(plan.winner.name) is None else None,
-    )
+    api, says_power = plan.api, plan.request.priced or plan.kind(plan.winner.name) is None
+    energy = plan.energy if says_power else None
     if api is not None:
         yield f"An API at these prices: {_money(api.per_hour)}/h;"
         share = api.cheaper_from_rps / plan.mean_rps

@@ -7,7 +7,7 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 64_590,  # to become 50,000
+    "kvplan": 64_580,  # to become 50,000
     "kvplan/analysis": 7_150,  # to become 6,300
     "kvplan/ingest": 14_330,  # to become 9,300
     "kvplan/simulation": 11_800,  # to become 8,800
