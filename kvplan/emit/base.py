@@ -80,6 +80,8 @@ class Engine(NamedTuple):
         Begins its command; `{}` is the model.
     cache_off, cache_on
         Switch the prefix cache off, and on where it is not by default.
+    hybrid_off
+        Has windows and chunks hold every token; None where there is no such flag.
     first_chunk
         Makes the engine admit by the first chunk; None where it has a rule of its own.
     queue
@@ -112,6 +114,7 @@ class Engine(NamedTuple):
     spellings: Mapping[str, str]
     cache_off: Flag
     cache_on: Flag | None = None
+    hybrid_off: Flag | None = None
     first_chunk: Flag | None = None
     queue: Queue | None = None
     finds_prefixes: bool = True

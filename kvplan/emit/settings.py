@@ -139,7 +139,7 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
             yield from engine.batch_wait(model.engine, replica)
     if priorities_of(engine, model):
         yield from engine.by_priority
-    yield from _prefix_cache(engine, model)
+    yield from _kv_cache(engine, model)
     if replica.offload is not None and engine.host_tier is not None:
         yield from engine.host_tier(replica.offload, replica)
     if model.drafts is not None and engine.drafts is not None:
@@ -156,14 +156,18 @@ def priorities_of(engine: Engine, model: ServingModel) -> dict[str, int]:
     return {c.name: every.index(c.priority) * engine.priority_step for c in model.classes}
 
 
-def _prefix_cache(engine: Engine, model: ServingModel) -> Iterator[Flag]:
-    """Set the prefix cache where the engine's default is another, or changes from version to version."""
+def _kv_cache(engine: Engine, model: ServingModel) -> Iterator[Flag]:
+    """Set the prefix cache and what layers hold where defaults are another, or change from version to version."""
     replica, on = model.replica, engine.cache_on
     by_default = on is None or engine.flags[on.flag].is_default_in(version_of(engine, model))
     states = replica.layout is not None and any(layers.is_state for layers in replica.layout.layers)
     flag = on if replica.prefix_caching else engine.cache_off
     if flag is not None and (replica.prefix_caching != by_default or (states and on is not None)):
         yield flag
+    hybrid = engine.hybrid_off if replica.layout is not None and not replica.layout.hybrid else None
+    # versions that lack the flag hold every token anyway
+    if hybrid is not None and engine.flags[hybrid.flag].is_in(version_of(engine, model)):
+        yield hybrid
 
 
 def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers: bool) -> Iterator[Flag]:

@@ -59,6 +59,7 @@ ENGINE = Engine(
         "loras": "--max-loras",
         "lora_rank": "--max-lora-rank",
     },
+    hybrid_off=Flag("--disable-hybrid-kv-cache-manager", None, "the profile's hybrid_kv_cache = false"),
     cache_off=Flag("--no-enable-prefix-caching", None, "prefix_caching = false in the profile"),
     cache_on=Flag("--enable-prefix-caching", None, "prefix_caching = true in the profile"),
     first_chunk=Flag("--no-scheduler-reserve-full-isl", None, 'admission = "first-chunk" in the profile'),

@@ -176,19 +176,23 @@ def _limits(reader: Starts, source: str, base: Replica | None) -> EngineLimits:
 
 
 def _pools(start: StartUp, used: Statement, source: str, base: Replica | None) -> list[Pool]:
-    """Find the pools that layers of several kinds can share; none where there is one kind, or all are kept like it."""
-    if base is None or base.layout is None or Setting.UNIFIED in start.stated:
+    """Find the pools that layers of several kinds can share; none where there is one kind, or blocks are not alike."""
+    if base is None or (told := base.layout) is None:
         return []
+    if Setting.UNIFIED in start.stated:
+        try:
+            told = replace(told, hybrid=False)
+        except ValueError:
+            return []
     if start.log.concurrency is None:
         message = f"{start.log.engine} has no pool that layers of several kinds share, as [[gpu.kv]] of the base has"
         raise ProfileError(source, f"{message}: {used.text}", line=used.line)
-    cached = base.prefix_caching and base.layout.has_states
-    layout = replace(
-        base.layout,
-        block_tokens=max(
-            start.limit(Setting.BLOCK) or base.layout.block_tokens, least_block_tokens(base.layout.layers)
-        ),
-    )
+    cached = base.prefix_caching and told.has_states
+    block = max(start.limit(Setting.BLOCK) or told.block_tokens, least_block_tokens(told.layers))
+    layout = replace(told, block_tokens=block)
+    if layout.held != layout.layers and not used.kind.in_blocks:
+        every = "every layer holds every token, of windows and chunks too"
+        return [Pool(used.amount // block, layout, f"{format_tokens(used.amount)} tokens, for {every}")]
     drafts = start.limit(Setting.DRAFTS) or 0
     if drafts or Setting.ARGUMENTS in start.stated:
         layout = replace(layout, state_blocks=1 + cached + drafts)

@@ -310,13 +310,15 @@ def constants(timing: Timing) -> str:
     return ", ".join(f"{name} {format_seconds(getattr(timing, name))}" for name in names)
 
 
-def kv_tables(layout: KvLayout) -> list[dict[str, Any]]:
-    """Layers by kind, as ``[[gpu.kv]]`` has them."""
+def layout_keys(layout: KvLayout) -> dict[str, Any]:
+    """Keys of ``[gpu]`` that say which layers there are, and what they hold."""
     tables = (
         {"kind": str(one.kind), "layers": one.count, "window": one.window, "bytes": one.bytes}
         for one in layout.layers
     )
-    return [{key: value for key, value in table.items() if value is not None} for table in tables]
+    kv = [{key: value for key, value in table.items() if value is not None} for table in tables]
+    hybrid = {} if layout.hybrid else {"hybrid_kv_cache": False}
+    return {"block_tokens": layout.block_tokens, **hybrid, "kv": kv}
 
 
 def class_tables(classes: Iterable[RequestClass]) -> list[dict[str, Any]]:

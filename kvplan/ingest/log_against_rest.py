@@ -9,7 +9,7 @@ from kvplan.engine import VERSION, EngineName
 from kvplan.errors import UsageError
 from kvplan.ingest.engine_log import EngineLimits
 from kvplan.ingest.engines import Setting, setting
-from kvplan.ingest.facts import Fact, Part, facts, kept_of, kv_tables
+from kvplan.ingest.facts import Fact, Part, facts, kept_of, layout_keys
 from kvplan.ingest.model.estimate import takes
 from kvplan.ingest.trace.formats import listed
 from kvplan.model import Knowledge, Origin
@@ -25,11 +25,7 @@ def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, 
     """The table [gpu] by a log, and by `defaults` of the engine where neither it nor the base says anything."""
     stated: dict[str, Any] = {"memory_tokens": limits.memory_tokens, "block_tokens": limits.block_tokens}
     if (layout := limits.layout) is not None:
-        stated = {
-            "kv_blocks": limits.memory_tokens // layout.block_tokens,
-            "block_tokens": layout.block_tokens,
-            "kv": kv_tables(layout),
-        }
+        stated = {"kv_blocks": limits.memory_tokens // layout.block_tokens, **layout_keys(layout)}
     stated |= {name: getattr(limits, name) for name in ("prefix_caching", *LIMITS[:2])}
     if limits.parallelism is not None:
         stated |= limits.parallelism.keys or {"gpus": 1}

@@ -204,7 +204,8 @@ class Starts:
             if not self.begun or self._waiting or self.failure:  # else it is another line of the same start
                 self.begun = self._start = number
             self._anew()
-            self._waiting.clear()
+            # a version stands in a line before those of the arguments
+            self._waiting = {key: said for key, said in self._waiting.items() if key[1] == Setting.VERSION}
         settings = _settings(number, text)
         statement = _statement(number, text)
         last = self._stated_before(number)

@@ -3,7 +3,8 @@
 Full attention keeps every token of a request, a window the last of them, a chunk those since its beginning, and a state
 (Mamba, linear attention) has one size. vLLM puts layers of one kind into groups of equal size that draw on one pool; a
 block is `block_tokens` tokens in every layer of a group, and weights are counted in *pool tokens*: blocks times
-`block_tokens` (theory §10).
+`block_tokens` (theory §10). Without its hybrid KV cache manager windows and chunks are read as such, and held as full
+attention is.
 """
 
 import math
@@ -73,7 +74,8 @@ class KvLayout:
     Raises
     ------
     ValueError
-        There are no layers, a block has no room for a state, or blocks of two kinds cannot have one size.
+        There are no layers, a block has no room for a state, blocks of two kinds cannot have one size, or layers that
+        are not `hybrid` are not alike.
 
     Examples
     --------
@@ -91,6 +93,9 @@ class KvLayout:
     block_tokens: int
     # of a request in each group of states: one more with prefix caching, and for each draft
     state_blocks: int = 1
+    hybrid: bool = (
+        True  # layers drop what they do not attend to again; otherwise all attention holds every token
+    )
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -100,6 +105,8 @@ class KvLayout:
         for kind in self.layers:
             if not kind.is_state and self.token_bytes % kind.bytes:
                 raise ValueError(f"{kind.bytes} bytes; must divide the most of any kind, {self.token_bytes}")
+        if not self.hybrid and (self.has_states or len({kind.bytes for kind in self.layers}) > 1):
+            raise ValueError("must all have attention and the same bytes with hybrid_kv_cache = false")
 
     @property
     def token_bytes(self) -> int:
@@ -120,16 +127,23 @@ class KvLayout:
         return None
 
     @cached_property
+    def held(self) -> tuple[Layers, ...]:
+        """Layers by what they hold, which without `hybrid` is every token wherever one layer holds that."""
+        if self.hybrid or all(one.kind is not Attention.FULL for one in self.layers):
+            return self.layers
+        return (Layers(Attention.FULL, sum(one.count for one in self.layers), self.token_bytes),)
+
+    @cached_property
     def group_size(self) -> int:
         """Layers of a group: the largest count of a kind if that wastes little, else the smallest."""
-        counts = [layers.count for layers in self.layers]
+        counts = [layers.count for layers in self.held]
         return max(counts) if max(counts) < _ALIKE * min(counts) else min(counts)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """One for each kind of layers, in their order."""
+        """One for each kind of layers that are held, in their order."""
         groups = []
-        for layers in self.layers:
+        for layers in self.held:
             block = self.block_tokens
             if not layers.is_state:
                 block = block * self.token_bytes // layers.bytes

@@ -90,6 +90,7 @@ class Gpu(Table, title="Replica"):
 
     relations = (
         Ways("kv_blocks kv", "memory_tokens kv_bytes_per_token?", "memory kv_bytes_per_token"),
+        Needs("hybrid_kv_cache", "kv"),
         Check(_memory),
         Check(_parallelism),
     )
@@ -104,6 +105,9 @@ class Gpu(Table, title="Replica"):
     """Blocks of the engine's pool, each of block_tokens tokens in every layer of a group; needs [[gpu.kv]]."""
     kv: list[Kv] = Field(default=[], max_length=64)
     """Layers by kind, where they differ in what they keep of a request."""
+    hybrid_kv_cache: bool = True
+    """Whether windows and chunks hold only what they attend to; false: all layers hold every token, as in vLLM with
+    --disable-hybrid-kv-cache-manager and before 0.9.1."""
     block_tokens: Annotated[int, Field(ge=1, le=ranges.MAX_BLOCK_TOKENS)] = 1
     """Page size of the KV cache, tokens; 16 in vLLM."""
     prefill: Annotated[Prefill, Field(strict=False)] = Prefill.FUSED
@@ -163,7 +167,7 @@ class Gpu(Table, title="Replica"):
         layers = tuple(
             Layers(kind, n, size, window, kept) for (kind, size, window, kept), n in counts.items()
         )
-        return KvLayout(layers, self.block_tokens, 2 if self._caches_prefixes else 1)
+        return KvLayout(layers, self.block_tokens, 2 if self._caches_prefixes else 1, self.hybrid_kv_cache)
 
     @property
     def _caches_prefixes(self) -> bool:

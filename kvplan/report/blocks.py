@@ -150,7 +150,7 @@ def layout_block(layout: KvLayout | None) -> LayoutBlock | None:
         return None
     groups = tuple(
         GroupOfLayers(layers.kind, layers.count, group.copies, group.block_tokens, layers.window)
-        for layers, group in zip(layout.layers, layout.groups, strict=True)
+        for layers, group in zip(layout.held, layout.groups, strict=True)
     )
     return LayoutBlock(
         groups, layout.block_tokens, layout.block_bytes, layout.bytes_per_token, layout.fixed_tokens

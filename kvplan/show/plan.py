@@ -509,6 +509,8 @@ def _known(plan: Plan) -> Iterator[str]:
     )
     if kind is not None and kind.not_cached and model.has_common_prefixes:
         yield f"The prefix cache is off: not modelled beside {kind.not_cached}. Every prompt is computed whole."
+    if kind is not None and kind.memory.layout.held != kind.memory.layout.layers:
+        yield "Layers with windows or chunks hold every token in this version, whose cache is as with full attention."
     if kind is not None and kind.parallelism.untested:
         yield f"Times of {kind.parallelism} were compared with no measurement; pipeline bubbles are not modelled."
     taken = dict.fromkeys(o.gpu.assumed for o in plan.request.options if isinstance(o, Kind))

@@ -20,6 +20,7 @@ from kvplan.model.sessions import SharedPrompt
 from kvplan.simulation.experiments import options, study
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.requests import Prefixes, Requests
+from kvplan.simulation.state import Span
 
 FULL, WINDOW, CHUNK, STATE = Attention
 KIND = st.tuples(st.sampled_from([FULL, WINDOW, STATE, CHUNK]), st.integers(1, 3), st.integers(1, 14))
@@ -27,8 +28,8 @@ KINDS = st.lists(KIND, min_size=1, max_size=3)
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """Requests with beginnings in common, in memory that is short or not."""
+def cases(draw: st.DrawFn, *, talking: bool = False) -> Case:
+    """Requests with beginnings in common, and of users, always if `talking`; in memory that is short or not."""
     layers = tuple(
         Layers(kind, count, 16, window if kind in (WINDOW, CHUNK) else None, checkpoints=kind is STATE)
         for kind, count, window in draw(KINDS)
@@ -43,7 +44,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_num_seqs=draw(st.none() | st.integers(1, 6)),
         max_num_batched_tokens=draw(st.none() | st.integers(6, 30)),
     )
-    shape, talks = draw(SHAPES), draw(st.booleans())
+    shape, talks = draw(SHAPES), talking or draw(st.booleans())
     shape = shape if talks else replace(shape, users=None)
     watermark, admission = draw(st.sampled_from([0.0, 0.05, 0.3])), draw(st.sampled_from([0.0, 1.0]))
     case = case_of(
@@ -64,6 +65,22 @@ def cases(draw: st.DrawFn) -> Case:
 @given(case=cases())
 def test_every_request_finds_what_tables_of_numbered_blocks_have_for_it(case: Case) -> None:
     same(run("vllm", case), slow_grouped_cache.Grouped, case)
+
+
+@examples(8)
+@given(case=cases(talking=True))
+def test_windows_that_hold_every_token_are_found_as_full_attention_is(case: Case) -> None:
+    """Of four layers three have a window that no request passes: a token is read four times, and held once."""
+    plain = replace(case.replica, layout=None)
+    layers = Layers(WINDOW, 3, 16, 10**6), Layers(FULL, 1, 16)
+    windows = replace(plain, layout=KvLayout(layers, plain.block_tokens, hybrid=False))
+    timing = Timing(1.0, d1=2**-9, d2=2**-6)  # sums without rounding
+    outcome = run("vllm", replace(case, replica=windows, timing=timing))
+    expected = run("vllm", replace(case, replica=plain, timing=replace(timing, d1=2**-7)))
+    expected.totals[Span.CONTEXT] *= 4
+    assert outcome.totals == pytest.approx(expected.totals)  # roots are summed in another order
+    found = replace(outcome, totals=expected.totals)
+    assert bytes_of(found) == bytes_of(expected)
 
 
 def test_compiled_runs_leave_the_same_bytes_and_of_a_prompt_all_share_the_first_alone_is_computed() -> None:

@@ -308,6 +308,21 @@ def test_sglang_is_told_the_decodes_between_prompts() -> None:
         assert not [*order_notes(engine("sglang"), model)]
 
 
+def test_windows_that_hold_every_token_are_so_by_flag_where_a_version_has_it() -> None:
+    gemma = shipped.profile("gemma-3-27b-h100").model
+    assert gemma.replica.layout is not None
+    every_token = replace(gemma.replica, layout=replace(gemma.replica.layout, hybrid=False))
+    for version, replica, written in (
+        ("", gemma.replica, False),
+        ("", every_token, True),
+        ("0.9.1", every_token, True),
+        ("0.9.0", every_token, False),
+    ):
+        model = replace(gemma, replica=replica, engine=Engine(version=version))
+        flags = {flag.flag for flag in flags_of_profile(engine("vllm"), model)}
+        assert ("--disable-hybrid-kv-cache-manager" in flags) == written
+
+
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_intervals_are_looked_for_in_versions_that_have_the_flag(name: str) -> None:
     flag = engine(name).flags[engine(name).spellings["prefill_interval"]]

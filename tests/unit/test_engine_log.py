@@ -327,8 +327,11 @@ def test_settings_are_those_of_the_start() -> None:
     config = "Initializing a V1 LLM engine (v0.11.0) with config: model='/m/c', max_seq_len=16384, kv_cache_dtype=fp8\n"
     found = parsed(SERVER, ARGUMENTS, config, TOKENS)
     assert (found.max_model_len, found.parallelism) == (16_384, None)
-    words = {"model": "/m/c", "kv_cache_dtype": "fp8", "quantization": "auto", "version": "0.11"}
+    words = {"model": "/m/c", "kv_cache_dtype": "fp8", "quantization": "auto", "version": "0.11.0"}
     assert found.settings == words
+    assert (
+        parsed(SERVER, ARGUMENTS, TOKENS).settings["version"] in SERVER
+    )  # which the line of arguments does not end
 
 
 @given(

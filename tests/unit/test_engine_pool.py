@@ -98,6 +98,25 @@ def test_chunks_beside_the_tokens_of_an_iteration() -> None:
     assert blocks == pytest.approx(of_memory, abs=60)  # two digits of the memory
 
 
+def test_windows_hold_every_token_where_the_log_or_its_version_says_so() -> None:
+    """The third real start in the file of hybrid models: 7,584 tokens, which are 474 blocks of 16 in all 60 layers."""
+    disabled = "WARNING [kv_cache_utils.py:1339] Hybrid KV cache manager is disabled for this hybrid model"
+    lines = (
+        "INFO [kv_cache_utils.py:1733] GPU KV cache size: 7,584 tokens",
+        "INFO [kv_cache_utils.py:1734] Maximum concurrency for 128 tokens per request: 59.25x",
+    )
+    every_token = replace(GEMMA, hybrid=False)
+    for found in (parsed((disabled, *lines), GEMMA), parsed(lines, every_token)):
+        assert (found.layout, found.memory_tokens) == (every_token, 7584)
+        assert (
+            "474 blocks: 7,584 tokens, for every layer holds every token, of windows and chunks too"
+            in found.notes
+        )
+    unlike = KvLayout((Layers(FULL, 10, 4096), Layers(WINDOW, 50, 8192, 1024)), 16)
+    found = parsed((disabled, *lines), unlike)
+    assert (found.layout, found.memory_tokens) == (None, 7584)
+
+
 def test_blocks_are_those_of_the_pool() -> None:
     """What states take of them is not said."""
     for layout in (GEMMA, QWEN):

@@ -1,6 +1,7 @@
 """What layers of several kinds hold, block by block, and the published models."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,23 @@ def test_a_window_reaches_as_far_as_the_tokens_that_it_reads() -> None:
 def test_what_cannot_be(layers: tuple[Layers, ...], block: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KvLayout(layers, block)
+
+
+@pytest.mark.parametrize("other", [Layers(STATE, 3, 128), Layers(WINDOW, 3, 32, 16)])
+def test_layers_that_hold_every_token_are_alike(other: Layers) -> None:
+    assert KvLayout((other, Layers(FULL, 3, 64)), 16).hybrid
+    with pytest.raises(ValueError, match="must all have attention and the same bytes"):
+        KvLayout((other, Layers(FULL, 3, 64)), 16, hybrid=False)
+
+
+def test_a_window_that_holds_every_token_reads_its_last() -> None:
+    """Two of six layers have a window of 20: 100 tokens are held in seven blocks of 16, and 20 read there."""
+    layout = KvLayout((Layers(WINDOW, 2, 64, 20), Layers(FULL, 4, 64)), 16, hybrid=False)
+    assert layout.pool_tokens(np.array([99]), np.array([100])).tolist() == [7 * 16]
+    assert layout.read_tokens(np.array([100.0])).tolist() == [100 + 2 / 4 * 20]
+    assert (layout.block_bytes, layout.bytes_per_token, layout.fixed_tokens) == (16 * 6 * 64, 6 * 64, 0)
+    alone = KvLayout((Layers(WINDOW, 2, 64, 20),), 16, hybrid=False)  # nothing to hold more for
+    assert alone.groups == replace(alone, hybrid=True).groups
 
 
 @every(("kind", "window"), [(Attention.WINDOW, 20), (Attention.WINDOW, 3), (Attention.CHUNK, 24)])

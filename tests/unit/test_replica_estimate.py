@@ -320,6 +320,46 @@ def test_context_parallelism_has_larger_pages_of_more_tokens() -> None:
     assert halves.memory_tokens == 2 * whole.memory_tokens
 
 
+@every(
+    ("model", "ranks", "version", "holds_all"),
+    [
+        ("gemma-3-27b", 1, "0.8.5", True),
+        ("gemma-3-27b", 1, "0.9.0.1", True),
+        ("gemma-3-27b", 1, "0.9.1", False),
+        ("gemma-3-27b", 1, "", False),
+        ("llama-4-scout", 8, "0.9.2", True),
+        ("llama-4-scout", 8, "0.10.0", False),
+        ("llama-4-scout", 8, "0.10.1", True),
+        ("llama-4-scout", 8, "0.13.0", True),
+        ("llama-4-scout", 8, "0.14.0", False),
+        ("Llama-3.1-8B", 1, "0.8.5", False),
+    ],
+)
+def test_versions_that_hold_every_token_of_windows_and_chunks(
+    model: str, ranks: int, version: str, holds_all: bool
+) -> None:
+    """As the sources of these versions have the hybrid KV cache manager on: the same bytes, in one group of layers."""
+    shape = read_model(model)
+    found = estimate_replica(shape, H100, version=version, parallelism=Parallelism(ranks))
+    assert (found.layout.held != found.layout.layers) == holds_all
+    layers = sum(one.count for one in found.layout.layers)
+    if holds_all:
+        assert found.layout.block_bytes == 16 * layers * kv_bytes_per_layer(found.layout)
+        assert found.memory_tokens == found.memory_bytes_for_kv // found.layout.block_bytes * 16
+
+
+def kv_bytes_per_layer(layout: KvLayout) -> int:
+    (size,) = {one.bytes for one in layout.layers}
+    return size
+
+
+def test_versions_that_keep_states_beside_the_pool_are_refused() -> None:
+    shape = read_model("NVIDIA-Nemotron-Nano-9B-v2")
+    assert estimate_replica(shape, H100, version="0.10.0")
+    with pytest.raises(UsageError, match=r"vllm==0\.9\.2: .* beside the pool before 0\.10\.0, which is not"):
+        estimate_replica(shape, H100, version="0.9.2")
+
+
 @pytest.mark.parametrize(("asked", "block"), [(16, 528), (2048, 2048)])
 def test_blocks_grow_to_the_size_of_a_state(asked: int, block: int) -> None:
     """Qwen3.5-397B: (64 · 128 · 128 · 4 + 3 · 12,288 · 2) / 8 bytes of state, 1,024 a token: 521 tokens, 33 · 16."""

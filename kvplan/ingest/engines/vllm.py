@@ -55,7 +55,9 @@ _DEVICE_BLOCKS = Capacity(
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: (\d+(?:\.\d+)?)x")
 _BLOCK_SIZE = argument("block_size")
 _BANNER = r"█  version (?=v?\d)"
-_VERSION = re.compile(rf"(?:(?:API |vLLM )server version |LLM engine \(v|{_BANNER})v?(\d{{1,9}}\.\d{{1,9}})")
+_VERSION = re.compile(
+    rf"(?:(?:API |vLLM )server version |LLM engine \(v|{_BANNER})v?(\d{{1,9}}(?:\.\d{{1,9}}){{1,2}})"
+)
 _HIT_RATE = re.compile(  # in a line of statistics; V0: in the next one
     r"Prefix cache hit rate: (?:GPU: )?(\d+(?:\.\d+)?)%"
 )

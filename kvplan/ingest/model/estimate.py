@@ -20,7 +20,7 @@ from kvplan.engine import EngineName, numbers
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import Gpu, tables
 from kvplan.ingest.model.shape import ModelShape, kv_layers, with_weights
-from kvplan.model.kv_layout import Attention, KvLayout, least_block_tokens
+from kvplan.model.kv_layout import Attention, KvLayout, Layers, least_block_tokens
 from kvplan.model.parallelism import ALONE, Parallelism
 from kvplan.units import format_bytes, format_number
 
@@ -72,13 +72,42 @@ def takes(engine: EngineName, version: str = "") -> list[Takes]:
     UsageError
         The version is not known.
     """
-    newest, records = tables("engines.toml")[engine].values()
+    table = tables("engines.toml")[engine]
+    newest, records = table["newest"], table["records"]
     asked, first = numbers(version or newest), records[0]["since"]
     if asked < numbers(first) or asked[:2] > numbers(newest):
         known = f"known are {first} to {newest}, and without one {newest} is taken"
         raise UsageError(f"--engine {engine}=={version}: no such version; {known}")
     kept = [record for record in reversed(records) if numbers(record["since"]) <= asked]
     return [Takes(engine, newest, **{key: r[key] for key in Takes._fields if key in r}) for r in kept]
+
+
+def is_hybrid(layers: Sequence[Layers], engine: EngineName, version: str = "") -> bool:
+    """Tell whether a version, the newest if it is empty, drops what windows and chunks do not attend to again.
+
+    Raises
+    ------
+    UsageError
+        It keeps states beside its pool.
+
+    Examples
+    --------
+    >>> chunks = Layers(Attention.CHUNK, 36, 4096, 8192), Layers(Attention.FULL, 12, 4096)
+    >>> [is_hybrid(chunks, EngineName.VLLM, version) for version in ("0.10.0", "0.10.1", "")]
+    [True, False, True]
+    """
+    table = tables("engines.toml")[engine]
+    asked = numbers(version or table["newest"])
+    records = [each for each in table.get("kept", ()) if numbers(each["since"]) <= asked]
+    lacking = {one.kind for one in layers} - {
+        Attention.FULL,
+        *(records[-1]["kinds"] if records else Attention),
+    }
+    if Attention.STATE in lacking:
+        first = next(each["since"] for each in table["kept"] if Attention.STATE in each["kinds"])
+        why = f"layers with states are kept beside the pool before {first}, which is not modelled"
+        raise UsageError(f"--engine {engine}=={version}: {why}")
+    return not lacking
 
 
 _SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # below so many GiB, tokens
@@ -190,7 +219,8 @@ def estimate_replica(
         layers = kv_layers(
             shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor, context_parallel=ranks.context
         )
-        layout = KvLayout(layers, max(block_tokens * ranks.context, least_block_tokens(layers)))
+        block = max(block_tokens * ranks.context, least_block_tokens(layers))
+        layout = KvLayout(layers, block, hybrid=is_hybrid(layers, engine, version))
         taken = taken if utilization is None else taken._replace(utilization=utilization)
         usable, overhead = taken.beside(shape, ranks, gpu.memory_bytes, weights, limits)
         return weights, overhead, usable - weights - overhead, layout

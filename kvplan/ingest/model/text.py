@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvplan.engine import EngineName
-from kvplan.ingest.facts import Part, constants, facts, kv_tables, timing_table
+from kvplan.ingest.facts import Part, constants, facts, layout_keys, timing_table
 from kvplan.ingest.model.estimate import ReplicaEstimate
 from kvplan.ingest.model.hardware import Gpu
 from kvplan.ingest.model.roofline import Roofline, request_overhead_s
@@ -32,7 +32,7 @@ def estimate_part(
     ranks, layout = found.parallelism, found.layout
     memory: dict[str, Any] = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
     if found.is_mixed:
-        memory = {"kv_blocks": found.kv_blocks, "block_tokens": found.block_tokens, "kv": kv_tables(layout)}
+        memory = {"kv_blocks": found.kv_blocks, **layout_keys(layout)}
     per_token = "" if found.is_mixed else f" at {layout.bytes_per_token // ranks.pipeline:,} bytes a token"
     about = [
         f"{format_bytes(found.memory_bytes_for_kv)}{' each' if ranks.gpus > 1 else ''} for KV{per_token}, beside "
@@ -72,6 +72,8 @@ def layout_lines(layout: KvLayout) -> Iterator[str]:
         )
         kinds.append(f"{one.count}{' layers keep' if i == 0 else ''} {kept}{each}")
     yield ", ".join(kinds)
+    if layout.held != layout.layers:
+        yield "In this version every layer holds every token: what windows and chunks keep is what they read"
     groups = sum(group.copies for group in layout.groups)
     block = (
         f"a block is {layout.block_tokens:,} tokens in each layer of a group, {layout.block_bytes:,} bytes"

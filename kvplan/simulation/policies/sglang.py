@@ -390,8 +390,8 @@ def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
     """Divide the profile's pool into pages of two: the second of windows, with `ratio` times as many tokens."""
     if not 0 < ratio <= 1:
         raise UsageError(f"sglang.{_RATIO} = {ratio:g}: a share of the tokens, above 0 and up to 1")
-    sizes = {one.window for one in layout.layers}
-    if {one.kind for one in layout.layers} != {Attention.FULL, Attention.WINDOW} or len(sizes) != 2:
+    sizes = {one.window for one in layout.held}
+    if {one.kind for one in layout.held} != {Attention.FULL, Attention.WINDOW} or len(sizes) != 2:
         raise UsageError(
             "policy sglang: of layers of several kinds, only full attention beside windows of one size is modelled; "
             "there is vllm"
