@@ -49,6 +49,7 @@ class Scheduling(StrEnum):
     PRIORITY = "priority"
 
 
+_ALIGNS_STATES = (0, 32)  # vLLM's version from which on --mamba-cache-mode has no "all"
 _HAVE_INTERVALS = {EngineName.VLLM: (0, 24), EngineName.SGLANG: (0, 5, 19)}  # from which version on
 
 
@@ -96,6 +97,15 @@ class Engine:
         """SGLang's interval or TensorRT-LLM's wait for a batch: prompts wait while others decode."""
         spaced = self.name is EngineName.SGLANG and self.prefill_interval > 1
         return spaced or (self.batch_wait_iterations > 0 and self.batch_wait_tokens > 0)
+
+
+def aligns_states(engine: Engine) -> bool:
+    """Tell whether it is a version of vLLM that cannot keep states at the end of every block of a prompt.
+
+    >>> aligns_states(Engine()), aligns_states(Engine(version="0.32.0"))
+    (False, True)
+    """
+    return engine.name is EngineName.VLLM and numbers(engine.version or "0") >= _ALIGNS_STATES
 
 
 def has_intervals(engine: Engine) -> bool:

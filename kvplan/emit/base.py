@@ -12,6 +12,7 @@ from kvplan.engine import numbers
 from kvplan.ingest.model.hardware import tables
 from kvplan.model import Engine as Served
 from kvplan.model import Parallelism, Replica, ServingModel
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.replica import Offload
 
 _tables = cache(partial(tables, Path(__file__).with_name("flags.toml")))
@@ -80,14 +81,14 @@ class Engine(NamedTuple):
         Begins its command; `{}` is the model.
     cache_off, cache_on
         Switch the prefix cache off, and on where it is not by default.
-    hybrid_off
-        Has windows and chunks hold every token; None where there is no such flag.
     first_chunk
         Makes the engine admit by the first chunk; None where it has a rule of its own.
     queue
         None where the engine has no bound on its queue.
     finds_prefixes
         Whether its policies have a prefix cache.
+    layers
+        Says what layers hold where that is no default of the engine; versions without such a flag do so.
     host_tier
         Sets the host tier of a replica; None where it is not known how.
     drafts
@@ -114,10 +115,10 @@ class Engine(NamedTuple):
     spellings: Mapping[str, str]
     cache_off: Flag
     cache_on: Flag | None = None
-    hybrid_off: Flag | None = None
     first_chunk: Flag | None = None
     queue: Queue | None = None
     finds_prefixes: bool = True
+    layers: Callable[[KvLayout], Iterator[Flag]] = lambda _: iter(())
     host_tier: Callable[[Offload, Replica], Iterator[Flag]] | None = None
     drafts: Callable[[int], Flag] | None = None
     batch_wait: Callable[[Served, Replica], Iterator[Flag]] | None = None

@@ -164,10 +164,8 @@ def _kv_cache(engine: Engine, model: ServingModel) -> Iterator[Flag]:
     flag = on if replica.prefix_caching else engine.cache_off
     if flag is not None and (replica.prefix_caching != by_default or (states and on is not None)):
         yield flag
-    hybrid = engine.hybrid_off if replica.layout is not None and not replica.layout.hybrid else None
-    # versions that lack the flag hold every token anyway
-    if hybrid is not None and engine.flags[hybrid.flag].is_in(version_of(engine, model)):
-        yield hybrid
+    of_layers = () if replica.layout is None else engine.layers(replica.layout)
+    yield from (flag for flag in of_layers if engine.flags[flag.flag].is_in(version_of(engine, model)))
 
 
 def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers: bool) -> Iterator[Flag]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from kvplan.emit.base import Engine, Flag, Queue, parallel_flags
 from kvplan.model import Parallelism, Replica
+from kvplan.model.kv_layout import KvLayout
 from kvplan.model.replica import Offload
 
 
@@ -30,6 +31,14 @@ def parallel(ranks: Parallelism) -> Iterator[Flag]:
             f"the profile's expert_parallel, {ranks.expert}; vLLM spreads experts over all {ranks.group} GPUs"
         )
         yield Flag("--enable-expert-parallel", None, why)
+
+
+def layers(layout: KvLayout) -> Iterator[Flag]:
+    """Have every layer hold every token, or keep a state at the end of every block."""
+    if not layout.hybrid:
+        yield Flag("--disable-hybrid-kv-cache-manager", None, "the profile's hybrid_kv_cache = false")
+    if any(one.checkpoints for one in layout.layers):
+        yield Flag("--mamba-cache-mode", "all", "the profile's checkpoints = true")
 
 
 def host_tier(tier: Offload, replica: Replica) -> Iterator[Flag]:
@@ -59,7 +68,7 @@ ENGINE = Engine(
         "loras": "--max-loras",
         "lora_rank": "--max-lora-rank",
     },
-    hybrid_off=Flag("--disable-hybrid-kv-cache-manager", None, "the profile's hybrid_kv_cache = false"),
+    layers=layers,
     cache_off=Flag("--no-enable-prefix-caching", None, "prefix_caching = false in the profile"),
     cache_on=Flag("--enable-prefix-caching", None, "prefix_caching = true in the profile"),
     first_chunk=Flag("--no-scheduler-reserve-full-isl", None, 'admission = "first-chunk" in the profile'),

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from pydantic.config import JsonDict
 
 from kvplan import ranges
+from kvplan.engine import aligns_states
 from kvplan.errors import did_you_mean, shown
 from kvplan.model import EngineName, Prefill, Scheduling, as_written
 from kvplan.model.drafts import Drafts
@@ -118,6 +119,9 @@ def _layers(document: "Document") -> Iterator[Problem]:
         why = 'layers of several kinds and scheduling = "priority"'
     if engine is not None and engine.name is not EngineName.VLLM:
         why = "layers of several kinds but in vLLM"
+    for i, kv in enumerate(document.gpu.kv):
+        if kv.checkpoints and engine is not None and aligns_states(engine.engine):
+            yield Problem(("gpu", "kv", i, "checkpoints"), "must be false: no mode of vLLM 0.32 and later")
     several = "layers of several kinds; what is modelled is shared, and sessions"
     for problem in Beside("gpu.kv[]", *_IN_COMMON).problems(document):
         is_shared = problem.path[0] == "sessions" or problem.path[-1] == "shared"

@@ -32,6 +32,7 @@ from kvplan.model import (
 )
 from kvplan.model.drafts import Drafts
 from kvplan.model.gaps import Exponential
+from kvplan.model.kv_layout import Attention, KvLayout, Layers
 from kvplan.model.replica import Offload
 from kvplan.model.sessions import Reuse, SharedPrompt
 from kvplan.report.assembly import Analyses, ProfileIdentity
@@ -321,6 +322,19 @@ def test_windows_that_hold_every_token_are_so_by_flag_where_a_version_has_it() -
         model = replace(gemma, replica=replica, engine=Engine(version=version))
         flags = {flag.flag for flag in flags_of_profile(engine("vllm"), model)}
         assert ("--disable-hybrid-kv-cache-manager" in flags) == written
+
+
+def test_states_at_the_end_of_every_block_are_a_mode_where_a_version_has_modes() -> None:
+    layers = (
+        Layers(Attention.STATE, 3, 128, checkpoints=True),
+        Layers(Attention.FULL, 1, 8),
+    )
+    replica = Replica(1600, 16, layout=KvLayout(layers, 16))
+    for version, written in (("", True), ("0.31.0", True), ("0.15.1", False)):
+        model = replace(cached(), replica=replica, engine=Engine(version=version))
+        flags = {flag.words for flag in flags_of_profile(engine("vllm"), model)}
+        assert ("--mamba-cache-mode all" in flags) == written
+        assert "--enable-prefix-caching" in flags
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])

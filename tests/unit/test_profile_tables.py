@@ -247,6 +247,13 @@ def test_what_is_shared_is_refused_beside_states_alone(kind: str, shared: str) -
         assert model(layered(KINDS[kind]), shared).classes[0].shared
 
 
+def test_versions_of_vllm_that_keep_no_state_at_every_block_refuse_them() -> None:
+    kept = "prefix_caching = true\n" + layered(KINDS["state"].strip() + "\ncheckpoints = true\n")
+    assert model(kept, 'shared = 50\n[engine]\nversion = "0.31.2"\n').replica.layout.layers[0].checkpoints
+    said = refusal(kept, '[engine]\nversion = "0.32.0"\n')
+    assert said.endswith("gpu.kv[0].checkpoints: must be false: no mode of vLLM 0.32 and later")
+
+
 @every(
     ("engine", "why"),
     [
