@@ -70,6 +70,7 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
         )
     estimates = any((asked.gpu, *asked.ranks, asked.weights, asked.adapted, *asked.gpu_figures.values()))
     if profiles:
+        _refuse_other_engine(profiles, None if estimates else asked.engine)
         if demand is not None:
             profiles = [with_demand(profile, demand) for profile in profiles]
         else:
@@ -124,6 +125,17 @@ def request(services: Sequence[str | Profile], asked: PlanOptions) -> Request:
 
 def _engine(asked: PlanOptions) -> Engine:
     return asked.engine or Engine(EngineName.VLLM, "")
+
+
+def _refuse_other_engine(profiles: Sequence[Profile], engine: Engine | None) -> None:
+    if engine is None:
+        return
+    for profile in profiles:
+        table = profile.tables.get("engine", {})
+        own = Engine(EngineName(table.get("name", EngineName.VLLM)), table.get("version", ""))
+        if engine.name is not own.name or engine.version not in ("", own.version):
+            why = f"{profile.source} is of {'=='.join(filter(None, own))}; with --gpu its model is estimated anew"
+            raise UsageError(f"--engine {'=='.join(filter(None, engine))}: {why}")
 
 
 def _states_all(asked: PlanOptions) -> bool:

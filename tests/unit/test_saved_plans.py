@@ -126,6 +126,18 @@ def test_what_is_given_counts_though_it_is_the_default() -> None:
     assert (spare.spare, none.spare) == (2, 0)
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm==0.10.1"])
+def test_another_engine_has_other_memory_and_is_estimated_anew(engine: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"--engine {engine}: plan.toml is of vllm==0.19.0; with --gpu its model"
+    ):
+        asked(engine=engine)
+    assert asked(engine="vllm==0.19.0").engine == "vllm"
+    found = asked(engine=engine, gpu="H100").options[0]
+    assert isinstance(found, Kind)
+    assert "==".join(filter(None, (found.engine, found.version))) == engine
+
+
 def test_an_objective_takes_the_place_of_the_saved_one() -> None:
     assert [(slo.key, slo.bound) for slo in asked(slo="ttft-p95=1s", rate=9.0).slos] == [("ttft_s.p95", 1.0)]
 
