@@ -12,7 +12,7 @@ engines.toml has it by version, and how SGLang and TensorRT-LLM differ. docs/acc
 What an engine logs when it starts always wins over this.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from kvplan.engine import EngineName, numbers
 from kvplan.errors import UsageError
 from kvplan.ingest.model.hardware import Gpu, tables
 from kvplan.ingest.model.shape import ModelShape, kv_layers, with_weights
-from kvplan.model.kv_layout import Attention, KvLayout, Layers, least_block_tokens
+from kvplan.model.kv_layout import Attention, KvLayout, least_block_tokens
 from kvplan.model.parallelism import ALONE, Parallelism
 from kvplan.units import format_bytes, format_number
 
@@ -82,8 +82,8 @@ def takes(engine: EngineName, version: str = "") -> list[Takes]:
     return [Takes(engine, newest, **{key: r[key] for key in Takes._fields if key in r}) for r in kept]
 
 
-def is_hybrid(layers: Sequence[Layers], engine: EngineName, version: str = "") -> bool:
-    """Tell whether a version, the newest if it is empty, drops what windows and chunks do not attend to again.
+def is_hybrid(kinds: Collection[Attention], engine: EngineName, version: str = "") -> bool:
+    """Tell whether a version, the newest if it is empty, drops what layers of these kinds do not attend to again.
 
     Raises
     ------
@@ -92,17 +92,13 @@ def is_hybrid(layers: Sequence[Layers], engine: EngineName, version: str = "") -
 
     Examples
     --------
-    >>> chunks = Layers(Attention.CHUNK, 36, 4096, 8192), Layers(Attention.FULL, 12, 4096)
-    >>> [is_hybrid(chunks, EngineName.VLLM, version) for version in ("0.10.0", "0.10.1", "")]
+    >>> [is_hybrid({Attention.CHUNK}, EngineName.VLLM, version) for version in ("0.10.0", "0.10.1", "")]
     [True, False, True]
     """
     table = tables("engines.toml")[engine]
     asked = numbers(version or table["newest"])
     records = [each for each in table.get("kept", ()) if numbers(each["since"]) <= asked]
-    lacking = {one.kind for one in layers} - {
-        Attention.FULL,
-        *(records[-1]["kinds"] if records else Attention),
-    }
+    lacking = {*kinds} - {Attention.FULL, *(records[-1]["kinds"] if records else Attention)}
     if Attention.STATE in lacking:
         first = next(each["since"] for each in table["kept"] if Attention.STATE in each["kinds"])
         why = f"layers with states are kept beside the pool before {first}, which is not modelled"
@@ -208,6 +204,7 @@ def estimate_replica(
     shape = with_weights(shape, weight_dtype)
     versions = takes(engine, version)
     limits = default_limits(engine, gpu, version) | dict(limits or {})
+    hybrid = is_hybrid({kept.kind for kept in shape.kept}, engine, version)
 
     def on(ranks: Parallelism, taken: Takes = versions[0]) -> tuple[int, int, int, KvLayout]:
         """Bytes of weights, overhead and KV on each of so many GPUs, and pages as large as a state, as engines do.
@@ -220,7 +217,7 @@ def estimate_replica(
             shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor, context_parallel=ranks.context
         )
         block = max(block_tokens * ranks.context, least_block_tokens(layers))
-        layout = KvLayout(layers, block, hybrid=is_hybrid(layers, engine, version))
+        layout = KvLayout(layers, block, hybrid=hybrid)
         taken = taken if utilization is None else taken._replace(utilization=utilization)
         usable, overhead = taken.beside(shape, ranks, gpu.memory_bytes, weights, limits)
         return weights, overhead, usable - weights - overhead, layout
