@@ -283,6 +283,7 @@ def _fan_out(document: "Document") -> Iterator[Problem]:
     """Who sends whom out, and that all others come by themselves."""
     kinds, most = document.sessions, document.most
     sent: set[str] = set()
+    astray = False  # somebody is named who cannot be sent: of whom else, nobody knows
     for i, s in enumerate(kinds):
         own = ("sessions", i, "fan_out")
         for name in s.fan_out or ():
@@ -290,9 +291,11 @@ def _fan_out(document: "Document") -> Iterator[Problem]:
             if name not in others:
                 known = did_you_mean(name, others, "known are") if others else "there are none"
                 yield Problem((*own, name), f"must name other sessions, without fan_out; {known}")
-            if name in sent:
+                astray = True
+            elif name in sent:
                 yield Problem((*own, name), "must be named once")
-            sent.add(name)
+            else:
+                sent.add(name)
         if s.fan_out is not None and s.turns.longest == 1:
             yield Problem(own, "nothing follows the answer where turns = 1")
         if s.fan_out is not None and s.has("users"):
@@ -304,7 +307,7 @@ def _fan_out(document: "Document") -> Iterator[Problem]:
             yield from (
                 Problem(("sessions", i, key), "not allowed in what fan_out of others names") for key in given
             )
-        elif not given:
+        elif not given and not astray:
             yield Problem(("sessions", i), "needs rate, or users", missing=True)
         elif len(given) == 2:
             yield Problem(("sessions", i, "users"), "not allowed beside rate")

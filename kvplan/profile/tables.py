@@ -402,7 +402,7 @@ class Slos(Table, title="Service level objectives"):
 
 
 def _power(costs: "Costs") -> Iterator[Problem]:
-    if costs.gpu_hour is None and costs.power is None:
+    if costs.gpu_hour is None and costs.power is None and costs.idle_power is None:
         yield Problem((), "needs gpu_hour or power", missing=True)
     if costs.power is not None and (costs.idle_power or 0) > costs.power:
         yield Problem(("idle_power",), f"must be at most power, {format_number(costs.power)} W")

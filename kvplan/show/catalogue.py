@@ -50,6 +50,7 @@ def gpus_of(word: str) -> View:
             "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
             "flops_bf16": gpu.flops_bf16,
             "flops_fp8": gpu.flops_fp8,
+            "watts": gpu.watts,
         }
         for gpu in gpus()
         if _has(word, (gpu.name, *names[gpu.name]))
@@ -62,6 +63,7 @@ def gpus_of(word: str) -> View:
         page.number("8-bit"): lambda row: (
             ABSENT if row["flops_fp8"] is None else f"{row['flops_fp8'] / 1e12:,.4g}"
         ),
+        page.number("power"): lambda row: ABSENT if row["watts"] is None else f"{row['watts']:,.4g} W",
     }
     return _view("gpus", word, rows, columns)
 

@@ -229,9 +229,11 @@ def _beside(plan: Plan) -> Iterator[str]:
         share = api.cheaper_from_rps / plan.mean_rps
         rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
         yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
-        if (paid := api.autoscaled_per_hour) is not None:
+        if plan.day is not None and (paid := api.autoscaled_per_hour) is not None:
             less = "less" if paid < api.per_hour else "no less"
-            yield f"Autoscaled, without spare ones, the replicas cost {_money(paid)}/h: {less} than the API."
+            met = plan.day.ways["autoscaled"].within
+            kept = "" if met is None else f", with {format_percent(met, 4)} of requests within the objectives"
+            yield f"Autoscaled, without spare ones, the replicas cost {_money(paid)}/h: {less} than the API{kept}."
     if energy is not None:
         day, joules = format_number(energy.kwh_per_day), format_number(energy.joules_per_output_token)
         load, idle = (f"{format_number(watts / 1000)} kW" for watts in (energy.watts, energy.idle_watts))

@@ -81,6 +81,41 @@ def test_all_problems_are_told_at_once(tmp_path: Path, run: Run) -> None:
                 assert told.startswith(f"error: {path}:{line}")
 
 
+SENDS = """[[sessions]]
+name = "a"
+rate = 1
+first = 9
+user = 9
+decode = 9
+turns = 2
+think = { law = "fixed", value = 1 }
+fan_out = { KIND = 2 }
+[[sessions]]
+name = "b"
+first = 9
+user = 9
+decode = 9
+turns = 2
+think = { law = "fixed", value = 1 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ('[cost]\nidle_power = "70 W"\n', "cost.power"),
+        (SENDS.replace("KIND", "a"), "sessions[0].fan_out.a"),
+        (SENDS.replace("KIND", "c"), "sessions[0].fan_out.c"),
+    ],
+)
+def test_one_mistake_is_told_in_one_line(table: str, key: str) -> None:
+    """Whatever else is then not as it must be."""
+    with pytest.raises(ProfileError) as refusal:
+        parse_profile(f"{GOOD}{table}".encode(), "bad.toml")
+    assert refusal.value.key == key
+    assert refusal.value.others == ()
+
+
 def test_a_class_without_load_is_left_out(tmp_path: Path, run: Run) -> None:
     """And named, where another has load; in sweeps from and to a rate of 0 too."""
     idle, alone, results = tmp_path / "idle.toml", tmp_path / "alone.toml", tmp_path / "results.csv"

@@ -86,4 +86,10 @@ def test_models_and_gpus_are_listed_by_a_word_of_any_name(run: Run) -> None:
         assert entry in [one["name"] for one in found]
         assert len(found) > len(json.loads(run(kind, entry, "--format", "json")[1])[kind]) == 1
         assert max(map(len, run(kind)[1].splitlines())) <= 80
+    powers = {row["name"]: row["watts"] for row in json.loads(run("gpus", "--format", "json")[1])["gpus"]}
+    assert (powers["H100 SXM"], powers["H800 PCIe"]) == (700, None)
+    assert [line.split()[-2:] for line in run("gpus", "H100 SXM")[1].splitlines()[1:3]] == [
+        ["8-bit", "power"],
+        ["700", "W"],
+    ]
     assert run("models", "no such")[::2] == (2, "error: 'no such' is in no name; kvplan models lists all\n")

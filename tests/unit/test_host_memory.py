@@ -1,60 +1,47 @@
 """The least host memory that saves replicas."""
 
 from dataclasses import replace
-from io import BytesIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import shipped
 
 from kvplan.ingest.model.config import read_model
 from kvplan.ingest.model.hardware import find_gpu
 from kvplan.model import Parallelism
 from kvplan.model.replica import Offload, Replica
 from kvplan.options import PlanOptions
-from kvplan.planning.host_memory import GIB, LINK, HostMemory, Tier
+from kvplan.planning.host_memory import GIB, LINK, HostMemory, Tier, token_bytes
 from kvplan.planning.kinds import kinds
 from kvplan.planning.options import request
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Plan
 from kvplan.planning.search import Candidate, Setting
-from kvplan.profile.reading import load_profile, shipped_text
 from kvplan.show.plan import _taken
-from kvplan.study.objectives import State
+from kvplan.study.drain import SEEDS
 from kvplan.study.trial import recovers
-
-TOKEN, GPUS = 70_272, 8  # of latent attention, on a node
-
-
-@pytest.fixture(scope="module")
-def agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped agents, with the bytes of a token."""
-    memory = f'memory = "{4_000_000 * TOKEN} B"\nkv_bytes_per_token = {TOKEN}\ngpus = {GPUS}'
-    text = shipped_text("agents-collapse").replace("memory_tokens = 4_000_000", memory)
-    path = tmp_path_factory.mktemp("agents") / "agents.toml"
-    path.write_text(text, "utf-8")
-    return path
 
 
 @pytest.mark.nightly
-def test_the_tier_that_is_chosen_ends_the_collapse_and_a_quarter_less_does_not(agents: Path) -> None:
-    """By runs of a standard burst, block by block; two replicas without, one with it."""
-    asked = PlanOptions(offload=(), gpu_hour={"": 3.0}, memory_hour=0.002)
-    none, tier = plan(request([str(agents)], asked)).host_memory
-    assert (none.gib, none.replicas, none.per_hour) == (0.0, 2, 2 * GPUS * 3.0)
-    assert tier == Tier(*tier[:-1], per_hour=GPUS * 3.0 + 0.002 * tier.gib)
+def test_the_tier_that_is_chosen_ends_the_collapse_and_a_quarter_less_does_not() -> None:
+    """By runs of a standard burst, block by block: two replicas without, one with it."""
+    asked = PlanOptions(offload=(), replica_hour={"": 24.0}, memory_hour=0.002)
+    none, tier = plan(request(["agents-collapse"], asked)).host_memory
+    assert (none.gib, none.replicas, none.per_hour) == (0.0, 2, 2 * 24.0)
+    assert tier == Tier(*tier[:-1], per_hour=24.0 + 0.002 * tier.gib)
     assert tier.replicas == 1
-    profile = load_profile(str(agents), stdin=BytesIO())
+    profile = shipped.profile("agents-collapse")
+    token = token_bytes(profile, None)
 
-    def comes_back(gib: float) -> State:
-        host = Offload(int(gib * GIB) // TOKEN, TOKEN / (LINK * GPUS))
+    def comes_back(gib: float) -> int:
+        host = Offload(int(gib * GIB) // token, token / LINK)
         model = replace(profile.model, replica=replace(profile.model.replica, offload=host))
         seen = recovers(model, profile.plan)
         assert seen is not None
-        return seen.state
+        return seen.drain.within(seen.within_s)
 
-    assert (comes_back(tier.gib), comes_back(0.75 * tier.gib)) == (State.HOLDS, State.MISSES)
+    assert [comes_back(share * tier.gib) for share in (0.0, 0.75, 1.0)] == [0, 0, SEEDS]
 
 
 class Judged(HostMemory):

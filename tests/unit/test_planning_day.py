@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,7 +17,10 @@ from kvplan.model.schedule import Sinusoid, Steps
 from kvplan.model.slo import parse_slo
 from kvplan.planning import day as planning
 from kvplan.planning.day import day, schedule_of, served_rps
+from kvplan.planning.result import Api
+from kvplan.planning.result import Plan as Planned
 from kvplan.planning.search import Setting
+from kvplan.show.plan import _beside
 from kvplan.study.objectives import State
 from kvplan.study.trial import Judged, Quick, Task
 
@@ -144,3 +148,24 @@ def test_what_cannot_be_simulated_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     found = planned(MODEL, 0.6)
     assert found.reason == "not simulated: 3.6e+03 requests; 3,000 is the most"
     assert (found.ways, len(found.hours)) == ({}, PARTS)
+
+
+@pytest.mark.parametrize(
+    ("within", "said"),
+    [
+        (0.97991, "less than the API, with 97.99% of requests within the objectives."),
+        (None, "less than the API."),
+    ],
+)
+def test_the_price_of_a_day_says_which_share_is_within_the_objectives(
+    within: float | None, said: str
+) -> None:
+    way = planning.Way(1.5, 36.0, 20.0, within, None, 9)
+    shown = SimpleNamespace(
+        api=Api(8.0, 9.0, 3.0),
+        day=SimpleNamespace(ways={"autoscaled": way}),
+        mean_rps=6.0,
+        energy=None,
+        request=SimpleNamespace(priced=True),
+    )
+    assert [*_beside(cast(Planned, shown))][-1].endswith(said)

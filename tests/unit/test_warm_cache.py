@@ -21,7 +21,7 @@ from kvplan.study import warm_cache as warm
 from kvplan.study.warm_cache import Trial, warm_cache
 
 AGENTS = shipped_profiles()["agents-collapse"].read_text("utf-8")
-SMALL = AGENTS.replace("4_000_000", "800_000").replace('"4 us"', '"20 us"')  # some 48 requests' KV
+SMALL = AGENTS.replace("281.088 GB", "56.2176 GB").replace('"4 us"', '"20 us"')  # some 48 requests' KV
 SHORT_S = 0.5  # counted work: runs of an hour
 CHAINS = """
 schema = 1
@@ -103,7 +103,7 @@ def test_there_is_nothing_to_try_where_nothing_can_be_lost(text: str, changes: l
 @examples(3)
 @given(st.floats(0.02, 0.98), st.sampled_from([600_000, 800_000, 2_000_000]))
 def test_counts_are_of_runs_and_hits_of_what_can_be_found(part: float, memory: int) -> None:
-    base = SMALL.replace("800_000", str(memory))
+    base = SMALL.replace("56.2176 GB", f"{memory * 70_272} B")
     rates = prefix_cache(cached_replica(profile(base).model)).sustainable_rps
     rate = (rates.guaranteed + part * (rates.good - rates.guaranteed)) / 16
     found = profile(base, ("0.834", repr(rate)))
@@ -148,7 +148,7 @@ def test_check_makes_a_trial_where_a_requirement_names_it(small: Path) -> None:
 def test_above_the_guaranteed_rate_a_burst_can_empty_the_cache_however_much_memory_there_is(
     memory: int,
 ) -> None:
-    base = SMALL.replace("800_000", str(memory))
+    base = SMALL.replace("56.2176 GB", f"{memory * 70_272} B")
     rates = prefix_cache(cached_replica(profile(base).model)).sustainable_rps
     for part in (0.05, 0.95):
         model = at(base, rates.guaranteed + part * (rates.good - rates.guaranteed))
