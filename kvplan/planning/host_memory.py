@@ -17,6 +17,7 @@ from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
 from kvplan.solve import boundary
 from kvplan.study.objectives import State
+from kvplan.units import format_bytes
 
 GIB = 1 << 30
 LINK = 25e9  # bytes/s from host to a GPU, PCIe 4.0 x16 as it is measured; where the profile says none
@@ -53,8 +54,8 @@ def check(profile: Profile) -> None:
         raise UsageError("--offload: requests have nothing in common that a prefix cache could find")
 
 
-def token_bytes(profile: Profile, kind: Kind | None) -> int:
-    """Return what a token takes of host memory."""
+def token_bytes(profile: Profile, kind: Kind | None, sizes: Sequence[float] = ()) -> int:
+    """Return what a token takes of host memory; refuse sizes, GiB, that hold no block of them."""
     token = profile.tables["gpu"].get("kv_bytes_per_token")
     if kind is not None:
         token = kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype)
@@ -63,6 +64,9 @@ def token_bytes(profile: Profile, kind: Kind | None) -> int:
             "--offload: needs [gpu] kv_bytes_per_token, what a token takes of host memory, and memory in bytes, or "
             "[gpu.offload], beside it"
         )
+    block = int(token) * profile.model.replica.block_tokens
+    if small := [gib for gib in sizes if round(gib * GIB) < block]:
+        raise UsageError(f"--offload {small[0] * GIB:.0f}B: must hold a block, {format_bytes(block)}")
     return int(token)
 
 

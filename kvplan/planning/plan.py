@@ -46,7 +46,7 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
             continue
         if request.offload is not None:
             check(profile)
-            token_bytes(profile, option if isinstance(option, Kind) else None)
+            token_bytes(profile, option if isinstance(option, Kind) else None, request.offload)
         candidate = _candidate(option, profile, request)
         profiles[candidate] = profile
         candidates.append(candidate)

@@ -55,7 +55,7 @@ def _rates(document: "Document") -> Iterator[Problem]:
             yield Problem(
                 ("classes", i, "backlog"), "not allowed beside [workload] rate; give each class a rate"
             )
-        elif not c.has(here) and (here == "share" or not c.has("backlog")):
+        elif not c.has(here) and (here == "share" or not (c.has("backlog") or c.has("deadline"))):
             yield Problem(("classes", i, here), "required", missing=True)
     if classes and not document.sessions and all(c.rate == 0 for c in classes):
         yield Problem(("classes", 0, "rate"), "must be above 0 in one class at least, not 0 in all")

@@ -278,8 +278,9 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
         yield page.Paragraph("What has no row does not hold with four times as many replicas either.")
     elif len(plan.host_memory) == 1:
         yield page.Paragraph("No tier of up to 16 times the GPUs' KV memory saves a replica.")
-    if tiers := [tier for tier in plan.host_memory if tier.gib]:
-        yield page.Paragraph(_taken(plan, tiers[0]))
+    without = next((tier.replicas for tier in plan.host_memory if not tier.gib), math.inf)
+    if saving := [tier for tier in plan.host_memory if tier.replicas < without]:
+        yield page.Paragraph(_taken(plan, saving[0]))
 
 
 def _taken(plan: Plan, tier: Tier) -> str:

@@ -7,14 +7,14 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 64_680,  # to become 50,000
+    "kvplan": 64_690,  # to become 50,000
     "kvplan/analysis": 7_150,  # to become 6,300
     "kvplan/ingest": 14_360,  # to become 9,300
     "kvplan/simulation": 11_800,  # to become 8,800
     "kvplan/study": 4_180,  # to become 2,800
     "kvplan/report": 2_800,  # to become 2,000
     "kvplan/show": 4_540,  # to become 2,900
-    "kvplan/planning": 3_520,  # to become 2,400
+    "kvplan/planning": 3_530,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
     "kvplan/emit": 1_180,
     "kvplan/sweeps": 1_150,
