@@ -1,4 +1,4 @@
-"""What a log states beside what a profile, options and requests say: the log counts, and contradictions are said."""
+"""A log beside a profile, options and requests: the log counts, and contradictions are reported."""
 
 import re
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ def told_limits(asked: ImportOptions, stated: EngineLimits | None, base: Mapping
 
 
 def differences(limits: EngineLimits, kept: Profile) -> list[str]:
-    """List what a log states and a profile contradicts, on which the time of an iteration hangs."""
+    """List the settings of iteration times on which a log and a profile disagree."""
     was = Gpu.model_validate(kept.tables["gpu"]).parallelism if "gpu" in kept.tables else None
     pairs: list[tuple[str, Any, Any]] = [
         (name, getattr(limits.ranks, key, None), getattr(was, key, None))
@@ -106,9 +106,9 @@ def differences(limits: EngineLimits, kept: Profile) -> list[str]:
 
 
 def rejected(tables: dict[str, Any], most: int, *, kept: bool) -> list[str]:
-    """Say which requests an engine rejects that takes up to `most` tokens.
+    """Say which requests an engine rejects whose limit is `most` tokens.
 
-    Classes of such alone get the rate 0, unless the limit is `kept` in the profile, which then says all.
+    Classes of such alone get the rate 0, unless the profile has `kept` the limit: that is enough.
     """
     classes = schema.check({"schema": 1, "name": "traffic", **tables}).classes or []
     longer = [

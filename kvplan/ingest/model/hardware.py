@@ -98,13 +98,13 @@ def find_gpu(
 
 
 def _assumed(name: str, gpu: Gpu, known: Iterable[str]) -> str:
-    """Say that a name was taken for one form of a GPU, of several: SXM where nobody said PCIe."""
+    """Say which of several forms of a GPU a name was taken for: SXM unless it says PCIe."""
     base = gpu.name
     if plain(name) != plain(base):
         base = base.partition(" ")[0]
         if re.sub(r"(?:40|80|94|96|141)gb$", "", plain(name)) != plain(base):
             return ""
-    others = " or ".join(one for one in known if one != gpu.name and one.startswith(f"{base} "))
+    others = " or ".join(other for other in known if other != gpu.name and other.startswith(f"{base} "))
     taken = gpu.name if "SXM" in gpu.name else f"{gpu.name} SXM"
     return f"{name} was taken for {taken}, not {others}" if others else ""
 
@@ -187,7 +187,7 @@ def tables(file: str | Path) -> dict[str, Any]:
 
 
 def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: str) -> T:
-    """What goes by a name, or by another one that stands for it; or raise a `UsageError` with the nearest."""
+    """Look up a name or an alias; raise a `UsageError` with the nearest ones where there is none."""
     written = {plain(other): proper for other, proper in aliases.items()} | {plain(k): k for k in known}
     wanted = plain(name)
     if wanted in written:

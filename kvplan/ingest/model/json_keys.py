@@ -37,8 +37,8 @@ class Keys:
 
     def find(self, name: str) -> tuple[str, Any]:
         """A key by any of its names, and its value; None where it is missing or null."""
-        found = (key for key in (name, *_ALIASES.get(name, ())) if self.values.get(key) is not None)
-        key = next(found, name)
+        present = (key for key in (name, *_ALIASES.get(name, ())) if self.values.get(key) is not None)
+        key = next(present, name)
         return key, self.values.get(key)
 
     def has(self, name: str) -> bool:
@@ -57,7 +57,7 @@ class Keys:
         if value is None and default is not None:
             return default
         if isinstance(value, list) and len(value) == self.values.get("num_hidden_layers"):
-            value = value[0] if all(one == value[0] for one in value) else value
+            value = value[0] if all(number == value[0] for number in value) else value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.error(key, f"{shown(value)}; must be a whole number from {least} to {most:,}")
         return value

@@ -32,7 +32,7 @@ from kvplan.ingest.model.json_keys import FAMILIES, LAYERS, Keys
 
 
 class Layer(StrEnum):
-    """What a layer is: attention or a state, mostly followed by an MLP or experts; or one of these alone."""
+    """Kind of a layer: attention or a state, mostly followed by an MLP or experts; or one of these alone."""
 
     FULL = "full"
     WINDOW = "window"

@@ -112,8 +112,8 @@ def count_parameters(
         shared = keys.size("n_shared_experts", default=0, least=0, most=10**5)
         shared *= keys.size("moe_shared_expert_intermediate_size", default=of_expert)
         shared += keys.size("shared_expert_intermediate_size", default=0, least=0)
-        one = sparse * matrices * hidden * of_expert
-        routed, idle = experts * one, (experts - used) * one
+        one_expert = sparse * matrices * hidden * of_expert
+        routed, idle = experts * one_expert, (experts - used) * one_expert
         other += sparse * hidden * (matrices * shared + experts)  # a router has a row for each expert
     per_layer = keys.size("hidden_size_per_layer_input", default=0, least=0)
     other += len(kinds) * hidden * 3 * per_layer  # of all layers at once, and into and out of each
@@ -248,7 +248,7 @@ def _compressed(table: Keys) -> Storage:
     listed = [groups.table(name) for name in groups.values] if groups else []
     each = {_compressed_group(weights) for group in listed if group and (weights := group.table("weights"))}
     if len(each) != 1:
-        several = "a mixture of " + ", ".join(sorted(one.name for one in each)) if each else "missing"
+        several = "a mixture of " + ", ".join(sorted(storage.name for storage in each)) if each else "missing"
         raise table.error("config_groups", f"{several}; known are groups with weights of one type")
     return each.pop()
 

@@ -132,7 +132,7 @@ def _undetermined(fit: TimingFit, prior: Prior) -> Iterator[str]:
 
 
 def _several(fit: TimingFit) -> Iterator[str]:
-    """Say that many requests are of a slower law, which nothing else tells of."""
+    """Say that many times are longer than the law has them."""
     if fit.envelope and fit.trimmed_share >= _MANY:
         slower = float(np.median((fit.equations.seconds / fit.fitted_s)[~fit.kept]))
         yield (
@@ -142,7 +142,7 @@ def _several(fit: TimingFit) -> Iterator[str]:
 
 
 def _doubts(fit: TimingFit) -> Iterator[str]:
-    """Say what a large error says: that times contradict each other, or are made of something else."""
+    """Explain a large error: times contradict each other, or obey no such law."""
     for kind in fit.kinds:
         error = fit.held_out_error(kind)
         error = fit.error(kind) if error is None else error

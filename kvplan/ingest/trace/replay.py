@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace holds: requests by time of arrival, from the first on; and what was left out."""
+    """Requests of a trace by time of arrival, from the first on; and what was left out."""
 
     recorded: Recorded
     format: str

@@ -152,7 +152,7 @@ def _distributions(path: Path) -> tuple[list[tuple[float, _LengthShares, _Length
     with lines_of(path) as lines:
         text = lines.rest()
     try:
-        found = [
+        distributions = [
             (
                 float(begin),
                 _distribution(tables["input_tokens"], MAX_TOKENS),
@@ -164,11 +164,11 @@ def _distributions(path: Path) -> tuple[list[tuple[float, _LengthShares, _Length
         ]
     except _NOT_A_DATASET as error:
         raise UsageError(f"{path}: not a ServeGen dataset: {error}") from None
-    if not found:
+    if not distributions:
         raise UsageError(f"{path}: no length distributions")
-    if max(inputs[0].size * outputs[0].size for _, inputs, outputs in found) > _MOST_PAIRS:
+    if max(inputs[0].size * outputs[0].size for _, inputs, outputs in distributions) > _MOST_PAIRS:
         raise UsageError(f"{path}: more than {_MOST_PAIRS:,} pairs of an input and an output length")
-    return sorted(found, key=lambda part: part[0]), lines.sha256
+    return sorted(distributions, key=lambda part: part[0]), lines.sha256
 
 
 def _distribution(text: str, most: int) -> _LengthShares:
