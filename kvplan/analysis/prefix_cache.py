@@ -1,4 +1,4 @@
-"""What a prefix cache finds, which rates it sustains, and where it can collapse (theory §8, §13).
+"""Hits of a prefix cache, the rates it sustains, and where it can collapse (theory §8, §13).
 
 All of it is read off one curve, the rate λ(x) that is served at x admissions an iteration (`cache_states`). Reuse of
 one's own earlier turns lifts the middle of the curve but not its end, where requests in flight fill memory: above the
@@ -246,7 +246,7 @@ class HostTier(NamedTuple):
 
 
 def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None:
-    """What the host tier does at the offered load, where `warm` is the state of the warm cache; None without one."""
+    """Describe the host tier at the offered load, given the state of a `warm` cache; None without a tier."""
     if cached.replica.offload is None:
         return None
     alone = cached.on_gpu_alone
@@ -357,16 +357,16 @@ def loop_gain(cached: CachedReplica, state: States) -> float | None:
 
 
 def _hits_by_tau(cached: CachedReplica, x: FloatArray, tau: FloatArray, age: FloatArray) -> float:
-    """By how much a longer iteration, at the same rate, changes the tokens found; `age` fills a memory, and follows."""
+    """Return the slope of hits in τ at the same rate; `age` keeps memory full, and so depends on τ."""
     rate = float(x[0]) / float(tau[0])
     share, tokens, stages = cached.shared
-    window = float(age[0]) + np.array([one.stages * float(tau[0]) for one in cached.private])
+    window = float(age[0]) + np.array([part.stages * float(tau[0]) for part in cached.private])
     memory_by_tau, hits_by_tau, hits_by_age = rate * cached.held, 0.0, 0.0
-    for one, until in zip(cached.private, window.tolist(), strict=True):
-        density = one.reused * one.gap.density(until)
+    for part, until in zip(cached.private, window.tolist(), strict=True):
+        density = part.reused * part.gap.density(until)
         hits_by_age += density
-        hits_by_tau += one.stages * density
-        memory_by_tau -= rate * one.reused * one.stages * float(one.gap.until(until)[0])
+        hits_by_tau += part.stages * density
+        memory_by_tau -= rate * part.reused * part.stages * float(part.gap.until(until)[0])
     if share.size:
         gone = np.exp(-rate * share * (stages * float(tau[0]) + float(age[0])))
         once, within = cached.in_common
@@ -458,7 +458,7 @@ def _ends(cached: CachedReplica) -> Mapping[str, float]:
         return x * (cached.computed - cached.saves * cached.states(x, warm=False).hits)
 
     share, tokens, stages = cached.shared
-    overlap = float((share * tokens) @ stages) + sum(one.reused * one.stages for one in cached.private)
+    overlap = float((share * tokens) @ stages) + sum(part.reused * part.stages for part in cached.private)
     # each step takes a transform where the law has a knee
     reached = _reached_by_few_steps if cached.timing.is_convex else _reached
     ends = {"memory": reached(used, replica.capacity_tokens, cached.held, overlap)}

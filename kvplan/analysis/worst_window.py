@@ -80,8 +80,8 @@ def total_windows(model: ServingModel) -> Windows | None:
 
 def mixes(model: ServingModel) -> list[ServingModel]:
     """The model at constant rates, once for every mix of its schedule; none where the mix does not vary."""
-    found = () if model.schedule is None else model.schedule.mixes()
-    return [at_factors(model, factors) for factors in found] if len(found) > 1 else []
+    every_mix = () if model.schedule is None else model.schedule.mixes()
+    return [at_factors(model, factors) for factors in every_mix] if len(every_mix) > 1 else []
 
 
 def at_factors(model: ServingModel, factors: Sequence[float]) -> ServingModel:
