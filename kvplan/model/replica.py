@@ -58,7 +58,7 @@ class Replica:
         return self.parallelism.data
 
     def of_rank(self) -> "Replica":
-        """Return what one of the ranks has, an engine for itself."""
+        """Return the part of one rank, an engine of its own."""
         ranks = self.ranks
         return replace(
             self,
@@ -85,7 +85,7 @@ class Replica:
     def longest(self, most: int) -> int:
         """Return the longest request of up to `most` tokens that a rank has room for; rounded down where it is less.
 
-        As vLLM judges when it starts: of a window or chunk an iteration's tokens are there beside.
+        As vLLM judges when it starts: a window or chunk is held beside an iteration's tokens.
 
         >>> Replica(41_408, 16).longest(131_072), Replica(41_408, 16).longest(8_192)
         (40960, 8192)
