@@ -121,14 +121,14 @@ def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | N
         return _slopes([_simulated(each, model, plan, announce) for each in shorter])
     from kvplan.simulation.experiments.grid import search
 
-    found = _study(run, model, plan, announce)
-    best = search(found, run.best)
+    study = _study(run, model, plan, announce)
+    best = search(study, run.best)
     if best.best is None:
         at = " at all values of its grid" if run.grid else ""
         raise LivelockError(f"run {run.name}: a livelock{at}, so there are no figures")
-    chosen = found.only([best.best])
+    chosen = study.only([best.best])
     (result,), (figures,), (pairs,) = chosen.results, chosen.by_seed, chosen.runs
-    known = {"parameters": result.parameters, "status": result.status, "horizon_s": found.load.horizon_s}
+    known = {"parameters": result.parameters, "status": result.status, "horizon_s": study.load.horizon_s}
     if len(pairs) == 1:
         known["ci95"] = result.ci95
     seeds = [
@@ -144,10 +144,10 @@ def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None)
     assert run.policy is not None
     grid = [f"{key}={','.join(map(str, values))}" for key, values in (run.grid or {}).items()]
     policies = options.chosen([run.policy], run.set, grid)
-    found = study.study(model, plan, _load(run, model), policies, range(run.seeds), announce=announce)
-    if found.interrupted:
+    answer = study.study(model, plan, _load(run, model), policies, range(run.seeds), announce=announce)
+    if answer.interrupted:
         raise KeyboardInterrupt
-    return found
+    return answer
 
 
 def _load(run: Run, model: ServingModel) -> "Load":
