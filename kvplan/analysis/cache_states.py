@@ -300,7 +300,7 @@ class CachedReplica:
         return np.asarray(linear + self.timing.fixed(prefill, x * self.stages))
 
     def prompts(self, x: float | FloatArray, saved: float | FloatArray) -> Prompts:
-        """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
+        """Return prefill tokens of an iteration: each prompt's own, less what is found of it."""
         # alike for all that can be found, and by rounding a little more than all
         part = np.minimum(np.asarray(saved) / self.reusable, 1.0)[..., None] if self.reusable else 0.0
         share, tokens, hits = self._prompt_kinds
@@ -330,7 +330,7 @@ class CachedReplica:
         return np.array(kinds, dtype=np.float64).T
 
     def states(self, x: FloatArray, *, warm: bool = True) -> States:
-        """The states at x admissions an iteration; not `warm`: where the GPU keeps nothing that is not referenced."""
+        """Find the states at x admissions an iteration; not `warm`: where the GPU keeps only what is referenced."""
         nothing = np.zeros(x.shape)
         states = States(*[nothing] * 6)
 

@@ -179,7 +179,7 @@ def equilibrium(model: ServingModel) -> Equilibrium:
 
 
 def saturation(model: ServingModel) -> Saturation:
-    """Where requests in flight fill memory, and the cache finds what they have in common and nothing else."""
+    """Describe memory full of requests in flight, where the cache finds only what they have in common."""
     full = full_memory(cached_replica(model))
     x, tau = float(full.admissions[0]), float(full.iteration_time_s[0])
     return Saturation(x, tau, x / tau if tau else math.inf)

@@ -186,7 +186,7 @@ class Population(NamedTuple):
 
 @lru_cache(maxsize=128)  # the verdict, headroom and goodput ask of the same replicas
 def population_of(cached: CachedReplica, part: float = 1.0) -> Population:
-    """How many users a replica is good for; guaranteed only such a part of them, where that is asked for.
+    """Count the users that a replica is good for; guaranteed are `part` of those that are safe.
 
     They are a load that gives way: a slower replica is asked less. With x admissions an iteration there are n·x of
     them waiting for answers and λ(x)·think thinking; states are where that is their number, and stable where it rises.
@@ -210,7 +210,7 @@ def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Popu
 
 
 def _least_waiting_users(cached: CachedReplica) -> float:
-    """The fewest users of whom some wait: where a queue makes the host tier find less, fewer than fill the replica."""
+    """Find the fewest users of whom some wait: fewer than fill it where a queue makes the host tier find less."""
     if cached.replica.offload is None:
         return math.inf
     running = min(_ends(cached).values()) * cached.stages
@@ -219,7 +219,7 @@ def _least_waiting_users(cached: CachedReplica) -> float:
 
 
 def _least_users_of_budget(cached: CachedReplica) -> float:
-    """The fewest users who use up the token budget where the cache finds only what is in use."""
+    """Find the fewest users who use up the token budget where only what is in use is found."""
     admissions = _ends(cached).get("max_num_batched_tokens")
     if admissions is None:
         return math.inf
@@ -227,7 +227,7 @@ def _least_users_of_budget(cached: CachedReplica) -> float:
 
 
 def _wait_without_hits_s(cached: CachedReplica) -> float:
-    """A wait in the queue of a full replica after which its host tier has nothing left of what it is waited for."""
+    """Return a wait in the queue of a full replica after which its host tier finds nothing for those waiting."""
     forever = replace(cached, wait_s=FOREVER_S)
     return float(forever.states(np.array([_ends(forever)["memory"]]), warm=False).reaches_s[0])
 
@@ -266,7 +266,7 @@ def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None
 
 
 def _longest_wait_s(cached: CachedReplica) -> float | None:
-    """How long requests may wait so that a full replica still serves more than is offered; None: whatever, or never.
+    """Find the longest wait with which a full replica serves more than is offered; None: any wait, or none.
 
     With a wait W gaps that begin with an answer are W longer.
     """
@@ -282,12 +282,12 @@ def _longest_wait_s(cached: CachedReplica) -> float | None:
 
 
 def _users(cached: CachedReplica, states: States) -> FloatArray:
-    """How many users lead to each state."""
+    """Count the users of each state."""
     return np.asarray(states.admissions * cached.stages + _served(cached, states) * cached.think_s)
 
 
 def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[tuple[States, bool]]:
-    """The states of so many users, and whether they are stable."""
+    """Find states of so many users, and whether each is stable."""
     crossings, rising, sign = _crossings(_users(cached, curve) >= users)
     if not crossings.size:
         return []
@@ -300,7 +300,7 @@ def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[t
 
 
 def full_memory(cached: CachedReplica) -> States:
-    """The state in which requests in flight fill memory, and no more is found than what they have in common.
+    """Return the state in which requests in flight fill memory, and only what they have in common is found.
 
     So it is with a host tier as well, once a queue has outlasted what that keeps.
     """
@@ -387,7 +387,7 @@ def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> fl
 
 
 def with_fluctuations(cached: CachedReplica) -> CacheState | None:
-    """The warm state at the offered rate where memory is not kept for T exactly, but for a random time.
+    """Find the warm state at the offered rate where memory is kept for a random time instead of T.
 
     A piece left g ago is found with probability N((M - K - ℓ - C(g))/σ(g)): C(g) what was left since and is not in
     use, σ² its variance and that of KV usage, ℓ = E[L²]/(2E[L]) the part of its own release that goes before it.
@@ -476,7 +476,7 @@ def _most(ends: Mapping[str, float]) -> float:
 
 
 def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float) -> float:
-    """Where an amount of x reaches a limit; it grows by `need` for each x, less `saved` at most."""
+    """Find where an amount reaches a limit; it grows by `need` for each x, less `saved` at most."""
     low, high = limit / need, limit / (need - saved)
     while saved and high - low > 1e-14 * high:
         x = np.linspace(low, high, 65)
@@ -490,7 +490,7 @@ def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: flo
 def _reached_by_few_steps(
     amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float
 ) -> float:
-    """Where an amount that grows with x reaches a limit."""
+    """Find where an amount growing with x meets a limit."""
     low, high = np.array([limit / need]), np.array([limit / (need - saved)])
     if not saved or float(amount(low)[0]) >= limit:
         return float(low[0])
@@ -515,7 +515,7 @@ def _fastest(cached: CachedReplica, end: float) -> float:
 
 
 def _curve(cached: CachedReplica, most: float) -> States:
-    """The curve λ(x) up to the most admissions an iteration, from below where the offered rate is served alone.
+    """Trace λ(x) up to the most admissions an iteration, from below where the offered rate is served alone.
 
     Around its peak closer and closer: a rate just below passes the curve twice there.
     """
@@ -558,7 +558,7 @@ def _each(states: States, rising: NDArray[np.bool_]) -> list[tuple[States, bool]
 
 
 def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[States, bool]]:
-    """The states at which the curve passes a rate, and whether it rises there."""
+    """Find states at which the curve passes a rate, and whether it rises there."""
     crossings, rising, sign = _crossings(_served(cached, curve) >= rate)
     if not crossings.size:
         return []

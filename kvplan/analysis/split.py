@@ -178,7 +178,7 @@ def not_covered(model: ServingModel) -> str | None:
 
 
 def _replica(model: ServingModel) -> Side:
-    """A replica of the model that has nothing to do."""
+    """Return a replica of the model without work."""
     replica = model.replica
     return Side(
         model.timing,

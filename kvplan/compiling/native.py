@@ -22,7 +22,7 @@ _BASELINES = {"x86_64": "x86-64-v2"}
 
 
 def baseline() -> str:
-    """The processor that code is made for: any of its family from the last fifteen years."""
+    """Name the target processor: any of its family from the last fifteen years."""
     return _BASELINES.get(llvm.get_process_triple().partition("-")[0], "generic")
 
 

@@ -83,7 +83,7 @@ class _Unit:
         self.constant = self.module.add_metadata([])
 
     def function(self, source: Callable[..., Any], kinds: tuple[Any, ...]) -> ir.Function:
-        """A kernel, for arguments of these kinds."""
+        """Translate a kernel for such arguments."""
         key = (source, kinds)
         if key not in self._functions:
             [tree] = ast.parse(textwrap.dedent(inspect.getsource(source))).body

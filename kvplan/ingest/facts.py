@@ -206,7 +206,7 @@ def _known(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _weakest(known: Facts) -> Origin:
-    """The weakest origin; where the first is surer, with the keys that are known so."""
+    """Return the weakest origin; it names its keys where the first origin is surer."""
     keys: dict[Origin, list[str]] = {}
     for key, fact in known.items():
         name = key.partition(".")[2]
@@ -285,7 +285,7 @@ def duration(seconds: float) -> Any:
 def timing_table(
     timing: Timing, request_overhead_s: float = 0.0, measured: MeasuredRange | None = None
 ) -> dict[str, Any]:
-    """The table [timing], four digits each; of what goes beyond d3 only what is not 0."""
+    """Make [timing], four digits each; of constants beyond d3 only those that are not 0."""
     known = {name: duration(getattr(timing, name)) for name in TIMES}
     table = {name: value for name, value in known.items() if value or name in _ALWAYS}
     if timing.d6 >= LEAST_PAIR_S:
@@ -322,7 +322,7 @@ def layout_keys(layout: KvLayout) -> dict[str, Any]:
 
 
 def class_tables(classes: Iterable[RequestClass]) -> list[dict[str, Any]]:
-    """The tables [[classes]], each with its own rate."""
+    """Make [[classes]], each with its own rate."""
     return [
         {
             "name": c.name,

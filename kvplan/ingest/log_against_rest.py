@@ -22,7 +22,7 @@ from kvplan.version import __version__
 
 
 def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, int]) -> Part:
-    """The table [gpu] by a log, and by `defaults` of the engine where neither it nor the base says anything."""
+    """Make [gpu] from a log, and from `defaults` of the engine where neither it nor the base says anything."""
     stated: dict[str, Any] = {"memory_tokens": limits.memory_tokens, "block_tokens": limits.block_tokens}
     if (layout := limits.layout) is not None:
         stated = {"kv_blocks": limits.memory_tokens // layout.block_tokens, **layout_keys(layout)}
@@ -72,7 +72,7 @@ def refuse_other_options(limits: EngineLimits, asked: ImportOptions) -> None:
 def told_version(
     engine: EngineName | None, asked: ImportOptions, stated: EngineLimits | None, tables: Mapping[str, Any]
 ) -> str:
-    """The version of an engine: by --engine, else its log, else the base; empty where none says it."""
+    """Tell an engine's version: by --engine, else its log, else the base; empty where none says it."""
     name, version = asked.engine_named
     if name is not None:
         takes(name, version)  # refuses one that is not known

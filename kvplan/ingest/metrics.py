@@ -121,7 +121,7 @@ def read_metrics(
 
 
 def metrics_parts(metrics: ServerMetrics) -> dict[str, Part]:
-    """The table [gpu] if the metrics have the capacity, and the classes if they have the lengths; by table."""
+    """Make [gpu] if the metrics have the capacity, and classes if they have the lengths; by table."""
     where = f"{metrics.source} ({metrics.engine}, {', '.join(metrics.models) or 'no model named'})"
     name, kind = PurePath(metrics.source).name, f"{metrics.engine}'s metrics"
     origin, digest = Origin(Knowledge.MEASURED, name), f"sha256 {metrics.sha256}"

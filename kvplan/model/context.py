@@ -34,7 +34,7 @@ def fitting(inputs: Lengths, decode: Lengths, most: int | None) -> Fitting | Non
 
 
 def _kept(law: Lengths, other: Lengths, most: int) -> Lengths:
-    """The law of a length where another leaves room for it; weights stay whole."""
+    """Limit a length to the room that another leaves; weights stay whole."""
     weights = law.weights * _upto(other, most - law.values)
     return Lengths(law.values[weights > 0], weights[weights > 0])
 

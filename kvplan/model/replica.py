@@ -74,7 +74,7 @@ class Replica:
         return 1.0 if self.turns_stay else 1 / self.ranks
 
     def with_budget(self, batched_tokens: int | None) -> "Replica":
-        """The replica with a token budget of each rank."""
+        """Set the token budget of each rank."""
         return replace(self, max_num_batched_tokens=batched_tokens and self.ranks * batched_tokens)
 
     @property

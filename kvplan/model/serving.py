@@ -245,7 +245,7 @@ def _weights(replica: Replica, first: IntArray, stages: IntArray) -> tuple[Stage
 
 
 def _drafting(model: ServingModel, drafts: Drafts) -> Mix:
-    """A row for each number of iterations that requests can stay; weights are means over those still there."""
+    """Make a row for each number of iterations to stay; weights are means over requests still there."""
     replica, prefill = model.replica, model.replica.prefill
     kinds = [(i, c, prompt) for i, c in enumerate(model.classes) for prompt in c.kinds]
     outputs = ((c.outputs_of(p).values.tolist(), c.outputs_of(p).weights.tolist()) for _, c, p in kinds)

@@ -83,7 +83,7 @@ class Quantity(NamedTuple):
 
 
 def listed(words: list[str]) -> str:
-    """At most eight words, with an ellipsis for the rest."""
+    """List up to eight words, with an ellipsis for more."""
     return ", ".join([*words[:_MOST_LISTED], "…"] if len(words) > _MOST_LISTED else words)
 
 

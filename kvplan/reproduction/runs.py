@@ -46,7 +46,7 @@ def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[st
 
 
 def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | None = None) -> Document:
-    """The figures of one run."""
+    """Compute figures of a run."""
     if run.gaps is not None:
         return _gaps(run, model)
     if run.fluid is not None:
@@ -92,7 +92,7 @@ def _gaps(run: Run, model: ServingModel) -> Document:
 
 
 def _fluid(run: Run, model: ServingModel) -> Document:
-    """The fluid map from given masses; rates are those of its last third, whole longest stays."""
+    """Run the fluid map; rates are those of its last third, in whole longest stays."""
     from kvplan.analysis.fluid_map import fluid_map
     from kvplan.analysis.fluid_map import run as iterate
 
@@ -115,7 +115,7 @@ def _fluid(run: Run, model: ServingModel) -> Document:
 
 
 def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
-    """A document of each seed, so that runs can be compared seed by seed; the best of a grid."""
+    """Make a document of each seed, to compare runs seed by seed; the best of a grid."""
     if run.horizons:
         shorter = [replace(run, horizon=horizon, horizons=()) for horizon in run.horizons]
         return _slopes([_simulated(each, model, plan, announce) for each in shorter])
@@ -151,7 +151,7 @@ def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None)
 
 
 def _load(run: Run, model: ServingModel) -> "Load":
-    """The requests of a run, as options of `kvplan simulate` describe them."""
+    """Draw requests of a run, as options of `kvplan simulate` describe them."""
     from kvplan.options import SimulateOptions
     from kvplan.simulation.experiments import options
 

@@ -36,7 +36,7 @@ _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends
 
 
 def read_model(reference: str | Path) -> ModelShape:
-    """The shape of a model: of a config.json, a folder with one, a file in GGUF, or a name in the catalogue.
+    """Read a model's shape: of a config.json, a folder with one, a file in GGUF, or a name in the catalogue.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def read_model(reference: str | Path) -> ModelShape:
 
 @cache
 def catalogue() -> Mapping[str, Mapping[str, Any]]:
-    """The configurations that come with kvplan, by their names on Hugging Face."""
+    """Read the configurations of the catalogue, by their names on Hugging Face."""
     return tables("models.toml")
 
 
@@ -85,7 +85,7 @@ def checkpoints() -> Mapping[str, Mapping[str, str]]:
 
 
 def models() -> dict[str, dict[str, str]]:
-    """All names of the catalogue: by entry the names that stand for a model of these sizes, with its name in full.
+    """Return all names of the catalogue: by entry, each name of a model of these sizes, with its name in full.
 
     >>> models()["meta-llama/Llama-3.2-1B"]["Llama-3.2-1B-Instruct"]
     'meta-llama/Llama-3.2-1B-Instruct'
@@ -105,7 +105,7 @@ def _names(entry: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _catalogued(text: str) -> tuple[str, str, Mapping[str, Any]]:
-    """A model's name in full, the entry with its sizes, and what a type of weights at the end of `text` changes."""
+    """Find a model's full name, the entry with its sizes, and what a type of weights at the end of `text` changes."""
     full = {name: model for names in models().values() for name, model in names.items()}
     entries = {model: entry for entry, names in models().items() for model in names.values()}
     known = {name: name for name in entries}
@@ -134,7 +134,7 @@ def _quantization_beside(path: Path) -> Keys | None:
 
 
 def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelShape:
-    """The shape that a config.json describes; of a text model nested in one for images or sound, where there is one.
+    """Read the shape in a config.json; of a text model nested in one for images or sound, where there is one.
 
     `quantization` stands for its `quantization_config` where it has none. Raises as `read_model`.
     """

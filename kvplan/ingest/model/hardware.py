@@ -52,7 +52,7 @@ class Gpu:
 def find_gpu(
     name: str, *, memory: str | None = None, bandwidth: str | None = None, flops: str | None = None
 ) -> Gpu:
-    """A GPU of the catalogue, by any of its names without regard to case and punctuation, or one that is described.
+    """Find a GPU of the catalogue by any of its names in any case and punctuation, or make one as described.
 
     A slice is named after a colon. Of a GPU in the catalogue any figure may be replaced; another one needs all three,
     and is taken to have 32 GB/s to others, as PCIe 4.0.
@@ -143,7 +143,7 @@ def _slice(gpu: Gpu, profile: str) -> Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs of the catalogue."""
+    """List all known GPUs."""
     return tuple(_catalogue()[0].values())
 
 
@@ -182,7 +182,7 @@ def _gpu(name: str, table: Mapping[str, Any]) -> Gpu:
 
 
 def tables(file: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file of the package, or of that name beside this module."""
+    """Read a TOML file of the package, or of that name beside this module."""
     return tomli.loads((Path(__file__).parent / file).read_text("utf-8"))
 
 
@@ -198,7 +198,7 @@ def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: st
 
 
 def plain(name: str) -> str:
-    """A name without case, punctuation and the words every product of a maker has."""
+    """Strip case, punctuation and the words every product of a maker has."""
     return re.sub(r"[\W_]", "", _MAKERS.sub("", name.lower()))
 
 

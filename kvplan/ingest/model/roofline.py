@@ -103,7 +103,7 @@ def roofline(
     engine: EngineName | None = None,
     reached: Efficiency | None = None,
 ) -> Roofline:
-    """The timing to expect of a model on GPUs, whose peaks are `reached` as is shipped, or otherwise."""
+    """Estimate the timing of a model on GPUs; `reached` are shares of their peaks, None: as shipped."""
     gpu.check_group(parallelism.group)
     shape = with_weights(shape, weight_dtype)
     timing = estimated_timing(
@@ -136,7 +136,7 @@ def estimated_timing(
     kv_dtype: str = "auto",
     engine: EngineName | None = None,
 ) -> Timing:
-    """The timing of a model on GPUs of which so much is reached; of several data-parallel ranks, that of one."""
+    """Compute the timing on GPUs of which so much is reached; of several data-parallel ranks, that of one."""
     ranks, counts = parallelism, shape.counts
     memory_s = 1 / (reached.bandwidth * gpu.bandwidth_bytes_per_s)
     table, of_experts, others = _bytes_read(shape)

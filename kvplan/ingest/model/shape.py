@@ -138,7 +138,7 @@ class ModelShape:
 
 
 def with_weights(shape: ModelShape, weight_dtype: str | None) -> ModelShape:
-    """The model with weights of a type: by name, else as its configuration keeps them."""
+    """Give a model weights of a type: by name, else as its configuration keeps them."""
     if weight_dtype is not None:
         return replace(shape, storage=named_storage(weight_dtype))
     if shape.storage.problem:
@@ -147,7 +147,7 @@ def with_weights(shape: ModelShape, weight_dtype: str | None) -> ModelShape:
 
 
 def with_adapters(shape: ModelShape, adapters: int | None, rank: int | None) -> ModelShape:
-    """The model with room for LoRA adapters, as --loras and --lora-rank say."""
+    """Make room for LoRA adapters, as --loras and --lora-rank say."""
     if (adapters is None) != (rank is None):
         raise UsageError(
             f"--{'loras' if adapters is None else 'lora-rank'} is missing: adapters have a number and a rank"
@@ -205,7 +205,7 @@ def number_bytes(shape: ModelShape, kv_dtype: str) -> int:
 
 
 def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int, context_parallel: int) -> int:
-    """Of one token in one layer on one GPU."""
+    """Count bytes of a token, layer and GPU."""
     width, of, must = number_bytes(shape, kv_dtype), shape.attention, ""
     if tensor_parallel < 1:
         must = "must be at least 1"

@@ -28,7 +28,7 @@ _KEPT: Mapping[Attention, str] = {
 def estimate_part(
     estimate: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile | None, *, limits: Mapping[str, int]
 ) -> Part:
-    """The table [gpu] of an estimate; `limits` are the engine's own, which a base may say better."""
+    """Make [gpu] from an estimate; `limits` are the engine's own, which a base may say better."""
     ranks, layout = estimate.parallelism, estimate.layout
     memory: dict[str, Any] = {"memory_tokens": estimate.memory_tokens, "block_tokens": estimate.block_tokens}
     if estimate.is_mixed:
@@ -86,7 +86,7 @@ def layout_lines(layout: KvLayout) -> Iterator[str]:
 def roofline_part(
     roofline: Roofline, shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName
 ) -> Part:
-    """The table [timing] to expect, with its band."""
+    """Make [timing] as expected, with its band."""
     table = timing_table(
         roofline.timing, request_overhead_s(roofline.timing, engine), MeasuredRange(band=roofline.band)
     )
@@ -103,7 +103,7 @@ def roofline_part(
 
 
 def _origin(shape: ModelShape, gpu: Gpu, ranks: Parallelism) -> tuple[Origin, str]:
-    """How an estimate is known, in few words and in more."""
+    """Say how an estimate is known, briefly and in full."""
     where = together(gpu, ranks)
     told = f"estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {where} ({gpu.source})"
     return Origin(Knowledge.ESTIMATED, f"kvplan {__version__} for {shape.name} on {where}"), told

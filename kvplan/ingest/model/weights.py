@@ -192,7 +192,7 @@ def count_encoder(table: Keys) -> int:
 
 
 def read_storage(table: Keys | None, *, experts: bool) -> Storage:
-    """How the weights of a configuration are kept, by its `quantization_config` or a file that stands for it.
+    """Read how weights are kept, from a `quantization_config` or a file that stands for it.
 
     Without one weights take 16 bits: engines load 32-bit checkpoints as 16-bit ones unless told otherwise. Where
     `experts` are and attention is not quantised, only the experts are taken to be. What is not known is a problem where
@@ -210,7 +210,7 @@ def read_storage(table: Keys | None, *, experts: bool) -> Storage:
 
 
 def read_kv_dtype(table: Keys | None) -> str:
-    """The type of KV cache that a quantised checkpoint is made for; "auto" where it does not say."""
+    """Read the type of KV cache that a quantised checkpoint is for; "auto" where it does not say."""
     if table is None:
         return "auto"
     if isinstance(table.values.get("kv_cache_scheme"), str):  # as modelopt writes
@@ -279,7 +279,7 @@ _NAMED = {
 
 
 def named_storage(name: str) -> Storage:
-    """How weights of a type are kept."""
+    """Return the storage of a type."""
     if name.lower() not in _NAMED:
         raise UsageError(f"{name[:40]!r} is not a type of weights; there are {', '.join(_NAMED)}")
     return _NAMED[name.lower()]

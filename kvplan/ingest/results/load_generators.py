@@ -243,7 +243,7 @@ def _inference_perf(record: Record) -> Run:
 
 
 def _config(record: Record) -> str:
-    """The config.yaml beside a report, or in the folder above; nothing where there is none."""
+    """Read the config.yaml beside a report, or in the folder above; empty without one."""
     folder = Path(record.source).parent
     for path in (folder / "config.yaml", folder.parent / "config.yaml"):
         if path.is_file():

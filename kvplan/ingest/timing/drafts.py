@@ -167,7 +167,7 @@ def _accepted(runs: Sequence[DraftRun]) -> tuple[float, ...]:
 
 
 def drafts_part(fit: DraftsFit) -> Part:
-    """The table [speculative] of what was fitted."""
+    """Make [speculative] of fitted costs."""
     measured, drafts = fit.measured, fit.drafts
     name = Path(measured.source).name
     runs = sum(run.drafts > 0 for run in measured.runs)

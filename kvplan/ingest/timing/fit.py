@@ -158,7 +158,7 @@ class TimingFit:
         return float(off[self.kept & (self.equations.kind == kind)].mean())
 
     def held_out_error(self, kind: Kind) -> float | None:
-        """The same for what the timing was not fitted to; None where there is too little to leave any out."""
+        """Mean such error on what the timing was not fitted to; None where too little could be left out."""
         mine = self.kept & (self.equations.kind == kind)
         return None if self.held_out is None else float(np.abs(self.held_out[mine]).mean())
 

@@ -89,13 +89,13 @@ def _instead(prior: Prior) -> str:
 
 
 def _is_scaled(fit: TimingFit) -> bool:
-    """Whether one load moved all constants of an estimate together."""
+    """Tell whether one load scaled all constants of an estimate."""
     of = fit.equations  # equal loads, run twice, are one
     return fit.spread is not None and len(np.unique([of.sequences, of.kv_tokens], axis=1).T) == 1
 
 
 def _loads(fit: TimingFit) -> int:
-    """How many loads there were; files of one line have several at the same."""
+    """Count the loads: of one line of a file there can be several groups."""
     of = fit.equations
     return len(np.unique(np.column_stack([of.source, of.line, of.group]), axis=0))
 

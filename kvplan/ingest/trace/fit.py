@@ -62,7 +62,7 @@ def binned(traffic: Traffic, bins: int = BINS, points: int = POINTS) -> tuple[Re
 
 
 def compact(traffic: Traffic, classes: int) -> tuple[RequestClass, ...]:
-    """At most so many classes with one decode length each; `distortion` says what that costs.
+    """Make at most so many classes of one decode length; `distortion` tells the cost.
 
     The class whose lengths differ most from their means, in units of their spread over the trace, is cut in two at
     its mean, until there are enough.
@@ -100,7 +100,7 @@ def compact(traffic: Traffic, classes: int) -> tuple[RequestClass, ...]:
 
 
 def whole(traffic: Traffic, like: ServingModel) -> ServingModel:
-    """Every pair of lengths of the trace, on the replica and with the timing of `like`; no binning."""
+    """Keep every pair of lengths, on the replica and with the timing of `like`; no binning."""
     inputs, first = np.unique(traffic.input_tokens, return_index=True)
     scale = traffic.rate_rps / traffic.count.sum()
     classes = []

@@ -130,7 +130,7 @@ class Blocks:
         return depth
 
     def distances(self) -> IntArray:
-        """The cache size at which each block is found, tokens; 0: at none."""
+        """Find the cache size that has each block, tokens; 0: none has it."""
         looked_up = np.minimum((self.input_tokens - 1) // self.block_tokens, self.count)
         private = self.left_tokens - self.count * self.block_tokens
         return stack_distances(self.node, self.begin, looked_up, private, self.block_tokens)
@@ -206,7 +206,7 @@ def prefixes_of(identities: Identities) -> Prefixes | None:
 
 
 def blocks_of(identities: Identities) -> Blocks | None:
-    """The requests by their blocks; None where nothing identifies them, or hashes fit no block size."""
+    """Cut requests into blocks; None where nothing identifies them, or hashes fit no block size."""
     arrival = np.array(identities.arrival_s)
     order = np.argsort(arrival, kind="stable")
     inputs, outputs = (np.array(v)[order] for v in (identities.input_tokens, identities.output_tokens))
@@ -457,7 +457,7 @@ def _fill(s: _State) -> int:
 
 @cache
 def _compiled() -> Callable[[_State], int]:
-    """The same as machine code, kept on disk where that is possible."""
+    """Compile `_fill`, kept on disk where that is possible."""
     file = compiling.file("stack-distances", [sys.modules[__name__]])
     kernel = compiling.compiled(_fill, _State, file, {})
     assert kernel is not None

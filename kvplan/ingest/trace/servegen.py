@@ -70,7 +70,7 @@ def _recognises(start: Beginning) -> bool:
 
 
 def _read(path: Path, start: str) -> Description:
-    """The client that one of its two files names, which begins like this.
+    """Read a client, of whose two files one is named and begins like this.
 
     Raises
     ------
@@ -148,7 +148,7 @@ _LengthShares = tuple[IntArray, FloatArray]
 
 
 def _distributions(path: Path) -> tuple[list[tuple[float, _LengthShares, _LengthShares]], str]:
-    """From when on each pair of distributions holds, of inputs and of outputs; and the digest of the file."""
+    """Read the start of each pair of distributions, the pair itself, and the digest of the file."""
     with lines_of(path) as lines:
         text = lines.rest()
     try:

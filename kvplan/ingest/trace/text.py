@@ -27,7 +27,7 @@ def traffic_parts(
     distortion: Distortion | None = None,
     reference: str | None = None,
 ) -> list[Part]:
-    """The classes that were fitted to traffic, with [workload] and [prefix].
+    """Make classes fitted to traffic, with [workload] and [prefix].
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def arrivals_notes(bursts: Bursts | None, reference: str | None) -> Iterable[str
 
 
 def workload_table(bursts: Bursts, reference: str | None) -> dict[str, Any]:
-    """The table [workload]: cv, schedule, and the trace where these explain too little; empty for Poisson arrivals.
+    """Make [workload]: cv, schedule, and the trace where these explain too little; empty for Poisson arrivals.
 
     >>> import numpy as np
     >>> from kvplan.model.schedule import StepCourse
@@ -122,7 +122,7 @@ def workload_table(bursts: Bursts, reference: str | None) -> dict[str, Any]:
 
 
 def prefix_part(prefixes: Prefixes, origin: Origin) -> Part:
-    """The table [prefix]: where its curve comes from, and what to write in place of it."""
+    """Make [prefix]: with where its curve comes from, and what to write in place of it."""
     whose = "known by hashes" if prefixes.hashed else "known by their conversations"
     about = [
         "hit_curve: share of the prompt tokens that a prefix cache of so many tokens, in use or not, finds. From LRU "
@@ -186,7 +186,7 @@ def _origin(traffic: Traffic, unexplained: bool) -> Origin:
 
 
 def _begin(traffic: Traffic) -> datetime | None:
-    """When the first request came, where the clock of the trace shows dates."""
+    """Say when requests began, where the clock of the trace shows dates."""
     if traffic.start_s is None or not _DATED_S < traffic.start_s < 1e11:
         return None
     return datetime.fromtimestamp(traffic.start_s, UTC)
