@@ -558,7 +558,7 @@ def _each(states: States, rising: NDArray[np.bool_]) -> list[tuple[States, bool]
 
 
 def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[States, bool]]:
-    """Find states at which the curve passes a rate, and whether it rises there."""
+    """Find states where the curve passes a rate, and whether it rises there."""
     crossings, rising, sign = _crossings(_served(cached, curve) >= rate)
     if not crossings.size:
         return []

@@ -79,7 +79,7 @@ def total_windows(model: ServingModel) -> Windows | None:
 
 
 def mixes(model: ServingModel) -> list[ServingModel]:
-    """Return the model at constant rates for every mix of its schedule; none where the mix does not vary."""
+    """Return the model at constant rates for every mix of its schedule; none if the mix does not vary."""
     every_mix = () if model.schedule is None else model.schedule.mixes()
     return [at_factors(model, factors) for factors in every_mix] if len(every_mix) > 1 else []
 

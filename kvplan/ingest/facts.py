@@ -285,7 +285,7 @@ def duration(seconds: float) -> Any:
 def timing_table(
     timing: Timing, request_overhead_s: float = 0.0, measured: MeasuredRange | None = None
 ) -> dict[str, Any]:
-    """Make [timing], four digits each; of constants beyond d3 only those that are not 0."""
+    """Make [timing], four digits each; constants beyond d3 only if they are not 0."""
     known = {name: duration(getattr(timing, name)) for name in TIMES}
     table = {name: value for name, value in known.items() if value or name in _ALWAYS}
     if timing.d6 >= LEAST_PAIR_S:

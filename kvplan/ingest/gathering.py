@@ -536,7 +536,7 @@ class _Gathering:
         return Part("engine", said, notes=tuple(notes))
 
     def _traffic(self, parts: Sequence[Part]) -> list[Part]:
-        """Make tables of classes; note which requests the engine of the log rejects."""
+        """Make tables of classes; note which requests the log's engine rejects."""
         traffic = self._requests(parts)
         most = self.asked.max_model_len or (None if self.limits is None else self.limits.max_model_len)
         tables = {name: self.tables[name] for name in TRAFFIC_TABLES if name in self.tables}

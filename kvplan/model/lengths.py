@@ -154,7 +154,7 @@ def longest_lognormal(mean: float, sigma: float) -> float:
 
 
 def _median(mean: float, sigma: float) -> float:
-    """Find the median with which what is below the quantile has this mean."""
+    """Find the median with this mean of what is below the quantile."""
     return mean * math.exp(-(sigma**2) / 2) * _LONGEST / float(normal(np.array(_SCORE - sigma)))
 
 

@@ -143,7 +143,7 @@ class Figure:
 
 
 def _number(printed: str) -> tuple[float, float]:
-    """Read a printed number, and a unit of its last digit.
+    """Read a printed number and its last digit's unit.
 
     >>> _number("-18.9%"), _number("1.33")
     ((-0.189, 0.001), (1.33, 0.01))

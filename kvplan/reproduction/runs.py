@@ -46,7 +46,7 @@ def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[st
 
 
 def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | None = None) -> Document:
-    """Compute figures of a run."""
+    """Make figures of a run."""
     if run.gaps is not None:
         return _gaps(run, model)
     if run.fluid is not None:
@@ -151,7 +151,7 @@ def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None)
 
 
 def _load(run: Run, model: ServingModel) -> "Load":
-    """Draw requests of a run, as options of `kvplan simulate` describe them."""
+    """Draw requests of a run as options of `kvplan simulate` describe them."""
     from kvplan.options import SimulateOptions
     from kvplan.simulation.experiments import options
 

@@ -105,7 +105,7 @@ def _names(entry: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _catalogued(text: str) -> tuple[str, str, Mapping[str, Any]]:
-    """Find a model's full name, the entry with its sizes, and what a type of weights at the end of `text` changes."""
+    """Find a model's full name, the entry with its sizes, and what a type of weights at `text`'s end changes."""
     full = {name: model for names in models().values() for name, model in names.items()}
     entries = {model: entry for entry, names in models().items() for model in names.values()}
     known = {name: name for name in entries}

@@ -99,7 +99,7 @@ def is_hybrid(layers: Sequence[Layers], engine: EngineName, version: str = "") -
     table = tables("engines.toml")[engine]
     asked = numbers(version or table["newest"])
     records = [each for each in table.get("kept", ()) if numbers(each["since"]) <= asked]
-    lacking = {layer.kind for layer in layers} - {
+    lacking = {one.kind for one in layers} - {
         Attention.FULL,
         *(records[-1]["kinds"] if records else Attention),
     }
@@ -135,7 +135,7 @@ def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> di
 class ReplicaEstimate:
     """Capacity of one data-parallel rank, in whole blocks. Bytes are those of one GPU.
 
-    `version` is the engine's, with what others hold where none was named; `notes` say what was assumed.
+    `version` is the engine's, with what others hold if none was named; `notes` tell assumptions.
     """
 
     memory_tokens: int
@@ -251,7 +251,7 @@ def estimate_replica(
 
 
 def check_parallelism(ranks: Parallelism, shape: ModelShape, gpu: Gpu) -> None:
-    """Refuse parallelism that does not fit a model, or GPUs that are not connected."""
+    """Refuse parallelism that does not fit a model, or GPUs without connection."""
     gpu.check_group(ranks.gpus)
     kind, must = ranks.misfit or ("", "")
     if not shape.counts.experts:

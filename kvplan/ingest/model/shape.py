@@ -205,7 +205,7 @@ def number_bytes(shape: ModelShape, kv_dtype: str) -> int:
 
 
 def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int, context_parallel: int) -> int:
-    """Count bytes of a token, layer and GPU."""
+    """Count bytes of a token, layer, GPU."""
     width, of, must = number_bytes(shape, kv_dtype), shape.attention, ""
     if tensor_parallel < 1:
         must = "must be at least 1"

@@ -141,7 +141,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Sweep(FromFile):
-    """Measurements by clients of one deployment at several concurrencies or rates."""
+    """Client measurements of one deployment at several concurrencies or rates."""
 
     deployment: Deployment
     points: tuple[Point, ...]

@@ -96,7 +96,7 @@ def described(rates: FloatArray, width_s: float, cv: float) -> Bursts:
 
 
 def _clustering(counts: FloatArray, edges: IntArray, scale: int, rate: float, cell_s: float) -> float:
-    """Find the cv that makes counts vary as much within steps, in windows of `scale` cells; 1 if it may be chance."""
+    """Find the cv that varies counts as much within steps, in windows of `scale` cells; 1 if it may be chance."""
     squares, degrees = 0.0, 0
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         windows = (end - begin) // scale

@@ -70,7 +70,7 @@ def _recognises(start: Beginning) -> bool:
 
 
 def _read(path: Path, start: str) -> Description:
-    """Read a client, of whose two files one is named and begins like this.
+    """Read a client, one of whose two files is named and begins so.
 
     Raises
     ------
