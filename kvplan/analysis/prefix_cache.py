@@ -210,7 +210,7 @@ def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Popu
 
 
 def _least_waiting_users(cached: CachedReplica) -> float:
-    """Find the fewest users of whom some wait: fewer than fill it where a queue makes the host tier find less."""
+    """Find the fewest users of whom some wait: fewer than a full replica's if waits make the host tier find less."""
     if cached.replica.offload is None:
         return math.inf
     running = min(_ends(cached).values()) * cached.stages

@@ -266,7 +266,7 @@ class _Gathering:
         return [some for group in groups for some in group if isinstance(some, Sweep)]
 
     def _found(self, groups: Iterable[Sequence[Measured]]) -> tuple[tuple[Measured, ...], ...]:
-        """Count as much of prompts as cached as options say."""
+        """Count prompts as cached as far as options say."""
         asked = self.asked
         block = self.tables.get("gpu", {}).get("block_tokens", vllm.BLOCK_TOKENS)
         share = None if asked.repeated else asked.cached_share

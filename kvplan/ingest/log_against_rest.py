@@ -106,7 +106,7 @@ def differences(limits: EngineLimits, kept: Profile) -> list[str]:
 
 
 def rejected(tables: dict[str, Any], most: int, *, kept: bool) -> list[str]:
-    """Say which requests an engine rejects whose limit is `most` tokens.
+    """Say which requests an engine with a limit of `most` tokens rejects.
 
     Classes of such alone get the rate 0, unless the profile has `kept` the limit: that is enough.
     """

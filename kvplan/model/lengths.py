@@ -154,7 +154,7 @@ def longest_lognormal(mean: float, sigma: float) -> float:
 
 
 def _median(mean: float, sigma: float) -> float:
-    """Find the median with this mean of what is below the quantile."""
+    """Find the median whose lengths below the quantile have this mean."""
     return mean * math.exp(-(sigma**2) / 2) * _LONGEST / float(normal(np.array(_SCORE - sigma)))
 
 

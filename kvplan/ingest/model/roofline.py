@@ -282,7 +282,7 @@ class Answer:
     iterations: float = 0.0
 
     def overhead_s(self, timing: Timing) -> float:
-        """Return seconds, with iterations of a small batch; a larger one fitted no better."""
+        """Return seconds, by the iteration time of a small batch; a larger one hardly told."""
         return self.seconds + self.iterations * timing(_FEW * _CONTEXT, 0.0, _FEW)
 
 

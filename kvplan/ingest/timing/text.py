@@ -142,7 +142,7 @@ def _several(fit: TimingFit) -> Iterator[str]:
 
 
 def _doubts(fit: TimingFit) -> Iterator[str]:
-    """Explain a large error: times contradict each other, or obey no such law."""
+    """Explain a large error: times contradict each other, or have other causes."""
     for kind in fit.kinds:
         error = fit.held_out_error(kind)
         error = fit.error(kind) if error is None else error
