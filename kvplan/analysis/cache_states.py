@@ -36,7 +36,7 @@ _STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class _Private:
-    """What requests leave for themselves, in tokens a request of the whole traffic; all with one law of gaps."""
+    """Tokens left for one's own reuse, per request of the whole traffic; all with one law of gaps."""
 
     gap: Gap
     stages: float  # of a stay before the gap begins, where it runs from the arrival
@@ -101,10 +101,10 @@ class CachedReplica:
 
     @cached_property
     def on_gpu_alone(self) -> "CachedReplica":
-        """What it finds on the GPU whatever has happened.
+        """Replica with the hits that its GPU always has.
 
-        Beside windows that is nothing: their blocks of a prompt that is shared are passed soon, and then as free as
-        those of any request that has left, so that a full replica may have lost them.
+        Beside windows there are none: their blocks of a shared prompt are passed soon, and then as free as those of
+        any request that has left, so that a full replica may have lost them.
         """
         if self.replica.layout is not None:
             return replace(self, streams=tuple(replace(s, shared=()) for s in self.streams))
@@ -287,10 +287,10 @@ class CachedReplica:
         all_hits = self.hits(x, tau, reach)
         return States(x, tau, kept, all_hits, reach, np.maximum(all_hits - hits, 0.0))
 
-    def next_seconds(self, found: States) -> FloatArray:
+    def next_seconds(self, states: States) -> FloatArray:
         """Time of iterations that find so much: theory's map τ → T → hits → τ'."""
-        x = found.admissions
-        return np.asarray(self.seconds(x, found.hits) + x * found.loads * self.load_s)
+        x = states.admissions
+        return np.asarray(self.seconds(x, states.hits) + x * states.loads * self.load_s)
 
     def seconds(self, x: FloatArray, hits: FloatArray) -> FloatArray:
         """τ of iterations that admit x requests of which so many tokens each are found, and none of them loaded."""
@@ -300,16 +300,16 @@ class CachedReplica:
         return np.asarray(linear + self.timing.fixed(prefill, x * self.stages))
 
     def prompts(self, x: float | FloatArray, saved: float | FloatArray) -> Prompts:
-        """The prefill tokens of an iteration: each prompt's own, less what is found of it if it is found."""
+        """Return prefill tokens of an iteration: each prompt's own, less what is found of it."""
         # alike for all that can be found, and by rounding a little more than all
         part = np.minimum(np.asarray(saved) / self.reusable, 1.0)[..., None] if self.reusable else 0.0
-        share, tokens, found = self._prompt_kinds
+        share, tokens, hits = self._prompt_kinds
         most = self.replica.max_num_batched_tokens
         room = np.inf if most is None else np.maximum(most - x * self.stages, 0.0)
         each = np.asarray(x)[..., None] * share
         return Prompts(
             np.concatenate([each * (1 - part), each * part], axis=-1),
-            np.concatenate([tokens, tokens - found]),
+            np.concatenate([tokens, tokens - hits]),
             room,
         )
 
@@ -330,14 +330,14 @@ class CachedReplica:
         return np.array(kinds, dtype=np.float64).T
 
     def states(self, x: FloatArray, *, warm: bool = True) -> States:
-        """The states at x admissions an iteration; not `warm`: where the GPU keeps nothing that is not referenced."""
+        """Find the states at x admissions an iteration; not `warm`: where the GPU keeps only what is referenced."""
         nothing = np.zeros(x.shape)
-        found = States(*[nothing] * 6)
+        states = States(*[nothing] * 6)
 
         def longer(tau: FloatArray) -> FloatArray:
-            nonlocal found
-            found = self.found(x, tau, found.keeps_s, found.reaches_s, warm=warm)
-            return self.next_seconds(found) - tau
+            nonlocal states
+            states = self.found(x, tau, states.keeps_s, states.reaches_s, warm=warm)
+            return self.next_seconds(states) - tau
 
         depends_on_tau = warm or self.private or self.replica.offload is not None
         if not self.reusable or self.hit_curve or not depends_on_tau:
@@ -345,7 +345,7 @@ class CachedReplica:
             return self.found(x, tau, nothing, nothing, warm=warm)
         slow = self.seconds(x, nothing) + x * self.reusable * self.load_s
         longer(tau := falling_root(longer, self.seconds(x, np.full(x.shape, self.reusable)), slow))
-        return found._replace(iteration_time_s=tau)
+        return states._replace(iteration_time_s=tau)
 
 
 def hit_ratio(curve: tuple[tuple[float, float], ...], tokens: float) -> float:

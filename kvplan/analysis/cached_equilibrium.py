@@ -58,18 +58,18 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
         return model
     if model.fleet is not None:  # each replica has its part of the users
         size = model.fleet.size
-        one = with_rates_of_users(replace(with_part_of_users(model, 1 / size), fleet=None))
-        rates_of_all = ((c, size * part.rate_rps) for c, part in zip(model.classes, one.classes, strict=True))
-        return replace(model, classes=tuple(replace(c, rate_rps=rate) for c, rate in rates_of_all))
+        alone = with_rates_of_users(replace(with_part_of_users(model, 1 / size), fleet=None))
+        all_rates = ((c, size * part.rate_rps) for c, part in zip(model.classes, alone.classes, strict=True))
+        return replace(model, classes=tuple(replace(c, rate_rps=rate) for c, rate in all_rates))
     start = cached_replica(model)
 
     def at(tau: float) -> CachedReplica:
         """Traffic where iterations take so long."""
         streams = tuple(
             stream
-            if one is None or one.users is None
-            else replace(stream, rate_rps=one.users / (stream.stages * tau + one.think.mean_s))
-            for stream, one in zip(start.streams, asking, strict=True)
+            if sessions is None or sessions.users is None
+            else replace(stream, rate_rps=sessions.users / (stream.stages * tau + sessions.think.mean_s))
+            for stream, sessions in zip(start.streams, asking, strict=True)
         )
         return replace(start, streams=streams)
 
@@ -179,7 +179,7 @@ def equilibrium(model: ServingModel) -> Equilibrium:
 
 
 def saturation(model: ServingModel) -> Saturation:
-    """Where requests in flight fill memory, and the cache finds what they have in common and nothing else."""
+    """Describe memory full of requests in flight, where the cache finds only what they have in common."""
     full = full_memory(cached_replica(model))
     x, tau = float(full.admissions[0]), float(full.iteration_time_s[0])
     return Saturation(x, tau, x / tau if tau else math.inf)
@@ -190,11 +190,11 @@ _NOBODY = 1e-12  # share of a class
 
 
 def with_cold_cache(model: ServingModel) -> ServingModel:
-    """Return the model of requests with nothing in common that costs what a full replica costs; itself if it is one.
+    """Return the model without common prefixes that costs what a full replica costs; itself if it has none.
 
-    What is always found is taken off the prompts and off memory. That it is read stands in the time per sequence, and
-    its pairs with the rest of a prompt in that per prefill token, which is exact in the mean. Hits that a measured
-    curve promises make prefill shorter, as if sequences were few beside prompt tokens where a law bends (new, theory
+    Tokens that are always found are taken off the prompts and off memory. Reading them is part of the time per
+    sequence, their pairs with the rest of a prompt part of that per prefill token, which is exact in the mean. Hits of
+    a measured curve make prefill shorter, as if sequences were few beside prompt tokens where a law bends (new, theory
     §8: M - c, A - λcn, Λ - d2λc for a prompt that all share).
     """
     if not model.finds_prefixes:
@@ -216,12 +216,12 @@ def with_cold_cache(model: ServingModel) -> ServingModel:
     if max(c.max_tokens for c in cold.classes) + rank.block_tokens > rank.capacity_tokens:
         return _strangers(model, [[(1.0, 0)] for _ in parts])
     read = sum(
-        rate * stream.stages * share * found
+        rate * stream.stages * share * hits
         for rate, stream, own in zip(cached.shares, cached.streams, parts, strict=True)
-        for share, found in own
+        for share, hits in own
     )
     prefill = cached.prefill - cached.saves * sum(
-        rate * share * found for rate, own in zip(cached.shares, parts, strict=True) for share, found in own
+        rate * share * hits for rate, own in zip(cached.shares, parts, strict=True) for share, hits in own
     )
     timing = cold.timing
     more = cached.saves * _pairs_with_found(model, cached.shares, parts) / prefill if prefill > 0 else 0.0
@@ -230,7 +230,7 @@ def with_cold_cache(model: ServingModel) -> ServingModel:
 
 
 def _with_shorter_prompts(timing: Timing, part: float) -> Timing:
-    """Return the law that prompts follow of whose last tokens so large a part is computed."""
+    """Return the law of prompts of which only the last `part` is computed."""
     if not part:
         return replace(timing, d2=0.0, d5=0.0, d6=0.0)
     return replace(
@@ -248,9 +248,9 @@ def _pairs_with_found(
 ) -> float:
     """Pairs of the prompt tokens that a request computes with what it always finds before them."""
     return sum(
-        rate * share * kind.share * found * (kind.tokens - found)
+        rate * share * kind.share * hits * (kind.tokens - hits)
         for rate, c, own in zip(shares, model.classes, parts, strict=True)
-        for share, found in own
+        for share, hits in own
         for kind in c.kinds
     )
 
@@ -268,7 +268,7 @@ def _parts(c: RequestClass, stream: Stream, admissions: float) -> Iterator[tuple
 
 def _strangers(model: ServingModel, parts: list[list[tuple[float, int]]]) -> ServingModel:
     classes = tuple(_stranger(c, own) for c, own in zip(model.classes, parts, strict=True))
-    pages = sum(found for own in parts for _, found in own)
+    pages = sum(hits for own in parts for _, hits in own)
     memory = model.replica.memory_tokens - model.replica.ranks * pages
     replica = replace(model.replica, memory_tokens=memory)
     return replace(model, classes=classes, replica=replica)
@@ -276,12 +276,12 @@ def _strangers(model: ServingModel, parts: list[list[tuple[float, int]]]) -> Ser
 
 def _stranger(c: RequestClass, parts: list[tuple[float, int]]) -> RequestClass:
     prompts = tuple(
-        Prompt(kind.tokens - found, kind.share * share, kind.variance, kind.decode)
-        for share, found in parts
+        Prompt(kind.tokens - hits, kind.share * share, kind.variance, kind.decode)
+        for share, hits in parts
         for kind in c.kinds
     )
     mean = round(sum(p.share * p.tokens for p in prompts))
     own = prompts if len(prompts) > 1 else ()
-    least = min(found for _, found in parts)
+    least = min(hits for _, hits in parts)
     strange = replace(c, shared=(), reuse=None, sessions=None, input_law=None, most=c.most and c.most - least)
     return replace(strange, input_tokens=mean, prompts=own, longest=c.max_tokens - least)

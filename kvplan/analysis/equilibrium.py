@@ -98,7 +98,7 @@ def _fixed_time(mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, ad
 def _rate_using(
     mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, used: Number, need: Number
 ) -> Number:
-    """Rate of an equilibrium that uses so much of something of which a request needs `need`: x/τ(x), x = used/need."""
+    """Return the rate x/τ(x) of an equilibrium that uses so much of a limit: x = used/need."""
     fixed = _fixed_time(mix, timing, replica, cost, used / need)
     return used / (need * fixed + used * cost.work_s)
 
@@ -106,7 +106,7 @@ def _rate_using(
 def _fastest(
     mix: Mix, timing: Timing, replica: Replica, cost: PerRequest, limit: Number, need: Number
 ) -> Number:
-    """Amount of a limit, of which a request needs so much, that is used where the rate x/τ(x) is highest.
+    """Return the use of a limit at which the rate x/τ(x) is highest; a request needs `need` of it.
 
     Past the knee of a convex law an iteration can grow faster than what it serves: fewer at a time are faster (new).
     """
@@ -126,7 +126,7 @@ def _fastest(
 
 
 def _limits(replica: Replica, cost: PerRequest, memory: float) -> Iterator[tuple[str, Number, Number]]:
-    """Each limit, how much there is, and how much of it a request needs; `memory` multiplies what there is of it."""
+    """Yield each limit, its amount, and the need of a request; `memory` multiplies the amount of memory."""
     yield "memory", replica.capacity_tokens * memory, cost.held
     if replica.max_num_seqs is not None:
         yield "max_num_seqs", replica.max_num_seqs, cost.iterations
@@ -237,7 +237,7 @@ def load(model: ServingModel, *, sensitive: bool = True) -> Load:
 
 
 def _with_range(load: Load, model: ServingModel) -> Load:
-    """Add what the error band of the timing makes of the rate: of times all f times as long, a rate is 1/f."""
+    """Add the range of the rate by the timing's error band: where times are f times as long, it is 1/f."""
     if model.measured.band is None:
         return load
     shortest, longest = model.measured.band
@@ -263,7 +263,7 @@ def _load(model: Model, cost: PerRequest) -> Load:
 
 
 def load_times(load: Load, factor: float) -> Load:
-    """Load of the same traffic so many times over: what can be sustained stays."""
+    """Scale the offered load; what can be sustained stays."""
     offered = load.offered_rps * factor
     most = load.sustainable_rps / offered
     work = load.work_rate * factor

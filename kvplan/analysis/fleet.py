@@ -25,7 +25,7 @@ _BETWEEN = ("itl_s.", "tpot_s.")  # objectives that limit the time of an iterati
 
 
 class Winner(StrEnum):
-    """What serves more."""
+    """The better fleet."""
 
     SPLIT = "split"
     TOGETHER = "together"
@@ -56,7 +56,7 @@ class JoinedFleet(NamedTuple):
 
 
 class FleetFigures(NamedTuple):
-    """What split and together serve, and why one serves more."""
+    """Rates of split and together, and why one is higher."""
 
     split: SplitFleet
     together: JoinedFleet
@@ -74,7 +74,7 @@ class FleetFigures(NamedTuple):
 
 
 def one_replica(model: ServingModel) -> ServingModel:
-    """Return what a router that sends requests at random leaves to one replica of a fleet; without one the model."""
+    """Return the model of one replica behind a router that sends at random; without a fleet the model itself."""
     fleet = model.fleet
     if fleet is None:
         return model

@@ -28,7 +28,7 @@ _WHOLE = 1e-6  # within which a bound on whole numbers is one
 
 
 class Metric(StrEnum):
-    """What is optimised."""
+    """Figure optimised."""
 
     COMPLETED = "completed"  # requests done by the horizon, most
     DECODE_TOKENS = "decode_tokens"  # decode tokens of those, most
@@ -53,7 +53,7 @@ class Instance(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """What no policy can surpass: the optimum itself where `proven`; `gap` is relative to `value`."""
+    """Bound on every policy: the optimum itself where `proven`; `gap` is relative to `value`."""
 
     metric: Metric
     bound: float

@@ -128,7 +128,7 @@ def requirement(segments: Segments, thresholds: FloatArray, *, delta: float, hor
 
 
 def _queues(segments: Segments, thresholds: FloatArray, delta: float, horizon_s: float) -> Requirement:
-    """The requirement, were all inputs as in the mean."""
+    """Compute the requirement with mean inputs alone."""
     time = segments.iteration_time_s(thresholds)
     iterations = np.maximum(np.ceil(horizon_s / time), 1.0)
     shared = math.log(2) * (segments.count > 1) * (segments.laws is not None)
@@ -161,7 +161,7 @@ def _held(segments: Segments, thresholds: FloatArray, needs: Requirement) -> Flo
 def _least_of(
     segments: Segments, thresholds: FloatArray, delta: float, horizon_s: float
 ) -> tuple[int, float]:
-    """The candidate that needs the least, and about what it needs: what inputs add is compared as if normal."""
+    """Find the candidate that needs least, and about how much: what inputs add is compared as if normal."""
     needs = _queues(segments, thresholds, delta, horizon_s)
     total = needs.total
     if segments.laws is not None:

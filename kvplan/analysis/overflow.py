@@ -132,7 +132,7 @@ class UsageLaw(NamedTuple):
 
 
 def usage_law(model: ServingModel) -> UsageLaw:
-    """The law of KV usage of a model with Λ < 1.
+    """Return the law of KV usage, given Λ < 1.
 
     As Λ → 1 usage over its mean tends to a gamma law: nearer than 1e-3, take the law there and stretch it. Where
     arrivals cluster, so many times rarer and larger requests have the variance of usage that they have, and nearly its

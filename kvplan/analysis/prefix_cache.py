@@ -1,4 +1,4 @@
-"""What a prefix cache finds, which rates it sustains, and where it can collapse (theory §8, §13).
+"""Hits of a prefix cache, the rates it sustains, and where it can collapse (theory §8, §13).
 
 All of it is read off one curve, the rate λ(x) that is served at x admissions an iteration (`cache_states`). Reuse of
 one's own earlier turns lifts the middle of the curve but not its end, where requests in flight fill memory: above the
@@ -186,7 +186,7 @@ class Population(NamedTuple):
 
 @lru_cache(maxsize=128)  # the verdict, headroom and goodput ask of the same replicas
 def population_of(cached: CachedReplica, part: float = 1.0) -> Population:
-    """How many users a replica is good for; guaranteed only such a part of them, where that is asked for.
+    """Count the users that a replica is good for; guaranteed are `part` of those that are safe.
 
     They are a load that gives way: a slower replica is asked less. With x admissions an iteration there are n·x of
     them waiting for answers and λ(x)·think thinking; states are where that is their number, and stable where it rises.
@@ -210,7 +210,7 @@ def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Popu
 
 
 def _least_waiting_users(cached: CachedReplica) -> float:
-    """The fewest users of whom some wait: where a queue makes the host tier find less, fewer than fill the replica."""
+    """Find the fewest users of whom some wait: fewer than a full replica's if waits make the host tier find less."""
     if cached.replica.offload is None:
         return math.inf
     running = min(_ends(cached).values()) * cached.stages
@@ -219,7 +219,7 @@ def _least_waiting_users(cached: CachedReplica) -> float:
 
 
 def _least_users_of_budget(cached: CachedReplica) -> float:
-    """The fewest users who use up the token budget where the cache finds only what is in use."""
+    """Find the fewest users who use up the token budget where only what is in use is found."""
     admissions = _ends(cached).get("max_num_batched_tokens")
     if admissions is None:
         return math.inf
@@ -227,7 +227,7 @@ def _least_users_of_budget(cached: CachedReplica) -> float:
 
 
 def _wait_without_hits_s(cached: CachedReplica) -> float:
-    """A wait in the queue of a full replica after which its host tier has nothing left of what it is waited for."""
+    """Return a wait in the queue of a full replica after which its host tier finds nothing for those waiting."""
     forever = replace(cached, wait_s=FOREVER_S)
     return float(forever.states(np.array([_ends(forever)["memory"]]), warm=False).reaches_s[0])
 
@@ -246,7 +246,7 @@ class HostTier(NamedTuple):
 
 
 def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None:
-    """What the host tier does at the offered load, where `warm` is the state of the warm cache; None without one."""
+    """Describe the host tier at the offered load, given the state of a `warm` cache; None without a tier."""
     if cached.replica.offload is None:
         return None
     alone = cached.on_gpu_alone
@@ -266,7 +266,7 @@ def host_tier(cached: CachedReplica, warm: CacheState | None) -> HostTier | None
 
 
 def _longest_wait_s(cached: CachedReplica) -> float | None:
-    """How long requests may wait so that a full replica still serves more than is offered; None: whatever, or never.
+    """Find the longest wait with which a full replica serves more than is offered; None: any wait, or none.
 
     With a wait W gaps that begin with an answer are W longer.
     """
@@ -282,12 +282,12 @@ def _longest_wait_s(cached: CachedReplica) -> float | None:
 
 
 def _users(cached: CachedReplica, states: States) -> FloatArray:
-    """How many users lead to each state."""
+    """Count the users of each state."""
     return np.asarray(states.admissions * cached.stages + _served(cached, states) * cached.think_s)
 
 
 def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[tuple[States, bool]]:
-    """The states of so many users, and whether they are stable."""
+    """Find states of so many users, and whether each is stable."""
     crossings, rising, sign = _crossings(_users(cached, curve) >= users)
     if not crossings.size:
         return []
@@ -300,7 +300,7 @@ def _passes_of_users(cached: CachedReplica, curve: States, users: int) -> list[t
 
 
 def full_memory(cached: CachedReplica) -> States:
-    """The state in which requests in flight fill memory, and no more is found than what they have in common.
+    """Return the state in which requests in flight fill memory, and only what they have in common is found.
 
     So it is with a host tier as well, once a queue has outlasted what that keeps.
     """
@@ -357,16 +357,16 @@ def loop_gain(cached: CachedReplica, state: States) -> float | None:
 
 
 def _hits_by_tau(cached: CachedReplica, x: FloatArray, tau: FloatArray, age: FloatArray) -> float:
-    """By how much a longer iteration, at the same rate, changes the tokens found; `age` fills a memory, and follows."""
+    """Return the slope of hits in τ at the same rate; `age` keeps memory full, and so depends on τ."""
     rate = float(x[0]) / float(tau[0])
     share, tokens, stages = cached.shared
-    window = float(age[0]) + np.array([one.stages * float(tau[0]) for one in cached.private])
+    window = float(age[0]) + np.array([part.stages * float(tau[0]) for part in cached.private])
     memory_by_tau, hits_by_tau, hits_by_age = rate * cached.held, 0.0, 0.0
-    for one, until in zip(cached.private, window.tolist(), strict=True):
-        density = one.reused * one.gap.density(until)
+    for part, until in zip(cached.private, window.tolist(), strict=True):
+        density = part.reused * part.gap.density(until)
         hits_by_age += density
-        hits_by_tau += one.stages * density
-        memory_by_tau -= rate * one.reused * one.stages * float(one.gap.until(until)[0])
+        hits_by_tau += part.stages * density
+        memory_by_tau -= rate * part.reused * part.stages * float(part.gap.until(until)[0])
     if share.size:
         gone = np.exp(-rate * share * (stages * float(tau[0]) + float(age[0])))
         once, within = cached.in_common
@@ -387,7 +387,7 @@ def _slope(f: Callable[[FloatArray], FloatArray], at: float, scale: float) -> fl
 
 
 def with_fluctuations(cached: CachedReplica) -> CacheState | None:
-    """The warm state at the offered rate where memory is not kept for T exactly, but for a random time.
+    """Find the warm state at the offered rate where memory is kept for a random time instead of T.
 
     A piece left g ago is found with probability N((M - K - ℓ - C(g))/σ(g)): C(g) what was left since and is not in
     use, σ² its variance and that of KV usage, ℓ = E[L²]/(2E[L]) the part of its own release that goes before it.
@@ -458,7 +458,7 @@ def _ends(cached: CachedReplica) -> Mapping[str, float]:
         return x * (cached.computed - cached.saves * cached.states(x, warm=False).hits)
 
     share, tokens, stages = cached.shared
-    overlap = float((share * tokens) @ stages) + sum(one.reused * one.stages for one in cached.private)
+    overlap = float((share * tokens) @ stages) + sum(part.reused * part.stages for part in cached.private)
     # each step takes a transform where the law has a knee
     reached = _reached_by_few_steps if cached.timing.is_convex else _reached
     ends = {"memory": reached(used, replica.capacity_tokens, cached.held, overlap)}
@@ -476,7 +476,7 @@ def _most(ends: Mapping[str, float]) -> float:
 
 
 def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float) -> float:
-    """Where an amount of x reaches a limit; it grows by `need` for each x, less `saved` at most."""
+    """Find where an amount reaches a limit; it grows by `need` for each x, less `saved` at most."""
     low, high = limit / need, limit / (need - saved)
     while saved and high - low > 1e-14 * high:
         x = np.linspace(low, high, 65)
@@ -490,7 +490,7 @@ def _reached(amount: Callable[[FloatArray], FloatArray], limit: float, need: flo
 def _reached_by_few_steps(
     amount: Callable[[FloatArray], FloatArray], limit: float, need: float, saved: float
 ) -> float:
-    """Where an amount that grows with x reaches a limit."""
+    """Find where an amount growing with x meets a limit."""
     low, high = np.array([limit / need]), np.array([limit / (need - saved)])
     if not saved or float(amount(low)[0]) >= limit:
         return float(low[0])
@@ -515,7 +515,7 @@ def _fastest(cached: CachedReplica, end: float) -> float:
 
 
 def _curve(cached: CachedReplica, most: float) -> States:
-    """The curve λ(x) up to the most admissions an iteration, from below where the offered rate is served alone.
+    """Trace λ(x) up to the most admissions an iteration, from below where the offered rate is served alone.
 
     Around its peak closer and closer: a rate just below passes the curve twice there.
     """
@@ -558,7 +558,7 @@ def _each(states: States, rising: NDArray[np.bool_]) -> list[tuple[States, bool]
 
 
 def _passes(cached: CachedReplica, curve: States, rate: float) -> list[tuple[States, bool]]:
-    """The states at which the curve passes a rate, and whether it rises there."""
+    """Find states where the curve passes a rate, and whether it rises there."""
     crossings, rising, sign = _crossings(_served(cached, curve) >= rate)
     if not crossings.size:
         return []

@@ -1,4 +1,4 @@
-"""What an analysis of load, equilibrium and saturation finds, with a prefix cache or without."""
+"""Results of load, equilibrium and saturation, with a prefix cache or without."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ class Lever(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What is offered against what can be sustained: the report's `load` block."""
+    """Offered against sustainable load: the report's `load` block."""
 
     offered_rps: float
     work_rate: float

@@ -210,22 +210,22 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
     tolerance = max(_MIN_TOLERANCE, _TOLERANCE_PER_COEFFICIENT * w.size)
     radius = min(max(1.0, low), high) if w.size <= _LONG else _guess(w, low, high)
     stride = 2 / w.size  # roots crowd within a few 1/L of the largest: gallop from the start, do not bisect
-    found, narrow, undecided = low, _MIN_TOLERANCE, 0.0
+    largest, narrow, undecided = low, _MIN_TOLERANCE, 0.0
     for _ in range(_MAX_SEARCH):
         arcs, error = _on_radius(w, radius, relative_error)
         outside = _count_outside(arcs, error, _middle(w.size), _SEARCH_HALVINGS)
         moduli = np.abs(_roots_near(arcs, radius))
-        found = float(moduli.max(initial=found))
+        largest = float(moduli.max(initial=largest))
         # Each root found stands for itself and its conjugate: if fewer than are outside, some lie further out.
         all_found = outside is None or 2 * np.count_nonzero(moduli > radius) >= outside
-        if moduli.size and all_found and found > undecided:
-            beyond = count_outside(w, found * (1 + tolerance), relative_error=relative_error)
+        if moduli.size and all_found and largest > undecided:
+            beyond = count_outside(w, largest * (1 + tolerance), relative_error=relative_error)
             if beyond == 0:
-                within = count_outside(w, found * (1 - tolerance), relative_error=relative_error)
-                return LargestRoot(found, certified=within is not None and within > 0)
+                within = count_outside(w, largest * (1 - tolerance), relative_error=relative_error)
+                return LargestRoot(largest, certified=within is not None and within > 0)
             if beyond is None:  # errors of the coefficients do not let it be proved, however close one looks
-                narrow, undecided = _UNDECIDED, found * (1 + tolerance)
-            low = max(low, found)
+                narrow, undecided = _UNDECIDED, largest * (1 + tolerance)
+            low = max(low, largest)
         if outside is None:  # roots on the circle that Newton did not find, double ones say: look closer
             outside = _count_outside(arcs, error, _middle(w.size))
         if outside == 0:
@@ -238,7 +238,7 @@ def largest_root(w: FloatArray, *, relative_error: float = 0.0) -> LargestRoot:
         stride = min(2 * stride, 1.0)
         if high <= low * (1 + narrow):
             break
-    return LargestRoot(found if found >= low else math.sqrt(low * high), certified=False)
+    return LargestRoot(largest if largest >= low else math.sqrt(low * high), certified=False)
 
 
 def _guess(w: FloatArray, low: float, high: float) -> float:

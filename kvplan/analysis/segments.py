@@ -347,7 +347,7 @@ def thresholds_of(segments: Segments, slack: FloatArray, start: FloatArray) -> F
 
 
 def _raised(segments: Segments, slack: FloatArray, columns: IntArray, first: FloatArray) -> FloatArray:
-    """A first threshold that no feasible one from `first` on is below; `first` itself where it keeps up.
+    """Raise `first` to at most the least feasible first threshold; itself where it keeps up.
 
     With x = `first`, every feasible y >= x satisfies y > Λ_1(f + Σ c_k max(n_k(x), y·Λ_k/Λ_1)), f what the law takes
     beside at x, and so, for every set A of segments, y > Λ_1(f + Σ_rest c_k n_k(x))/(1 - Σ_A c_k Λ_k). The best A is

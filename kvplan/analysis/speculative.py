@@ -1,4 +1,4 @@
-"""What drafting buys: rate, time between tokens, up to which batch it pays, the best number of drafts (theory §11)."""
+"""Gains from drafts: rate, time between tokens, up to which batch it pays, the best number of drafts (theory §11)."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ _MOST_WORK = 2e7  # numbers of drafts, each of which takes time as the longest o
 
 
 class Pays(StrEnum):
-    """At which batches an iteration with drafts emits more tokens in its time."""
+    """Batches at which an iteration with drafts emits more tokens in its time."""
 
     BELOW = "below"
     ABOVE = "above"
@@ -34,7 +34,7 @@ class Speculative(NamedTuple):
 
 
 def speculative(model: ServingModel) -> Speculative | None:
-    """Say what the drafts of a model buy; None where it has none.
+    """Compute what drafts gain a model; None where it has none.
 
     The best number of drafts has the least time between two tokens at the offered rate; where that is more than any
     number can serve, the largest sustainable rate; None where outputs are too long to try all numbers.
@@ -59,7 +59,7 @@ def speculative(model: ServingModel) -> Speculative | None:
 
 
 def with_drafts(model: ServingModel, tokens: int) -> ServingModel:
-    """Return the model with another number of drafts, up to as many as are known to be accepted how often."""
+    """Return the model with another number of drafts, up to as many as have a known acceptance."""
     assert model.drafts is not None
     timing, drafts = model.drafts.unslowed(model.timing), replace(model.drafts, tokens=tokens)
     replica = model.replica.with_states(tokens - model.drafts.tokens)

@@ -38,7 +38,7 @@ _SELDOM_LOG = -60.0  # of requests an iteration, below which no law has its knee
 
 @dataclass(frozen=True)
 class Side:
-    """What requests do on replicas of one kind, on average over all requests of the fleet, and what limits these."""
+    """Mean costs of a request on replicas of one kind, over all requests of the fleet, and limits of these."""
 
     timing: Timing
     read: float = 0.0  # KV tokens that a request adds to the iterations of such a replica ...
@@ -178,7 +178,7 @@ def not_covered(model: ServingModel) -> str | None:
 
 
 def _replica(model: ServingModel) -> Side:
-    """A replica of the model that has nothing to do."""
+    """Return a replica of the model without work."""
     replica = model.replica
     return Side(
         model.timing,
@@ -295,40 +295,40 @@ def _fastest(side: Side, most: float) -> float:
     return math.exp(best) if rate(best) > most / side.iteration_time(most) else most
 
 
-def split_rps(found: Sides, prefill: int, decode: int, itl_s: float = math.inf) -> float:
+def split_rps(sides: Sides, prefill: int, decode: int, itl_s: float = math.inf) -> float:
     """Requests/s of so many replicas on each side, iterations that answers wait for being no longer than `itl_s`."""
-    return min(prefill * served(found.prefill).rate_rps, decode * served(found.decode, itl_s).rate_rps)
+    return min(prefill * served(sides.prefill).rate_rps, decode * served(sides.decode, itl_s).rate_rps)
 
 
-def together_rps(found: Sides, gpus: int, itl_s: float = math.inf) -> float:
+def together_rps(sides: Sides, gpus: int, itl_s: float = math.inf) -> float:
     """Requests/s of as many replicas that do both as these GPUs make."""
-    return gpus // found.together.gpus * served(found.together, itl_s).rate_rps
+    return gpus // sides.together.gpus * served(sides.together, itl_s).rate_rps
 
 
-def best_split(found: Sides, gpus: int, itl_s: float = math.inf) -> Split | None:
+def best_split(sides: Sides, gpus: int, itl_s: float = math.inf) -> Split | None:
     """Split so many GPUs into whole replicas that serve most; None where they are too few for one of each.
 
     Of several that serve the same, the one with the fewest replicas for prompts.
     """
-    prompts, tokens = served(found.prefill).rate_rps, served(found.decode, itl_s).rate_rps
+    prompts, tokens = served(sides.prefill).rate_rps, served(sides.decode, itl_s).rate_rps
     options = [
         Split(prefill, decode, min(prefill * prompts, decode * tokens))
-        for prefill in range(1, gpus // found.prefill.gpus + 1)
-        if (decode := (gpus - prefill * found.prefill.gpus) // found.decode.gpus)
+        for prefill in range(1, gpus // sides.prefill.gpus + 1)
+        if (decode := (gpus - prefill * sides.prefill.gpus) // sides.decode.gpus)
     ]
     return max(options, key=lambda option: option.rate_rps, default=None)
 
 
-def crossing(found: Sides, prefill: int, decode: int, gpus: int) -> Crossing | None:
-    """Where split and together change places as the limit on the time between tokens grows; None where they do not.
+def crossing(sides: Sides, prefill: int, decode: int, gpus: int) -> Crossing | None:
+    """Find the limit on the time between tokens at which the better of split and together changes; or None.
 
-    Of several, which laws that are not linear and hardware that differs can have, the last.
+    Of several, as laws that are not linear or unequal hardware can have, the last.
     """
-    least = min(found.decode.timing.d0, found.together.timing.d0)
-    most = _FAR * max(least, min(served(found.prefill).iteration_time_s, _ENDLESS))
+    least = min(sides.decode.timing.d0, sides.together.timing.d0)
+    most = _FAR * max(least, min(served(sides.prefill).iteration_time_s, _ENDLESS))
 
     def winner(itl_s: float) -> int:
-        split, joined = split_rps(found, prefill, decode, itl_s), together_rps(found, gpus, itl_s)
+        split, joined = split_rps(sides, prefill, decode, itl_s), together_rps(sides, gpus, itl_s)
         return 0 if abs(split - joined) <= _TIE * max(split, joined) else 1 if split > joined else -1
 
     seen: tuple[float, int] | None = None

@@ -126,7 +126,7 @@ def survival_error(model: ServingModel) -> float:
 
 
 def _has_laws(model: ServingModel) -> bool:
-    """Tell whether there are more lengths than `mix` has, whose survival weights a formula says."""
+    """Tell whether laws have more lengths than `mix`, with survival weights by a formula."""
     depend = any(prompt.decode is not None for c in model.classes for prompt in c.kinds)
     return model.is_plain and not depend and any(c.input_law or c.decode_law for c in model.classes)
 
@@ -307,19 +307,19 @@ def stability(model: ServingModel, *, advised: bool = True) -> Stability:
     SIC eq. 9-13, Theorem 3; recovery time, certificate and advice new, theory §3.
     """
     every = _with_every_length(model)
-    found, inputs = model_spectrum(model), min_stable_input(every)
-    change = _stabilising_change(model) if advised and found.certified and not found.stable else None
+    roots, inputs = model_spectrum(model), min_stable_input(every)
+    change = _stabilising_change(model) if advised and roots.certified and not roots.stable else None
     return Stability(
         gcd=int(np.gcd.reduce(every.mix.stages)),
-        spectral_radius=found.radius,
-        radius_certified=found.radius_certified,
-        unstable_modes=found.unstable_modes,
-        stable=found.stable,
-        certified=found.certified,
-        recovery_iterations=1 / (1 - found.radius) if found.stable else None,
-        growth_iterations=1 / math.log(found.radius) if found.certified and found.radius > 1 else None,
+        spectral_radius=roots.radius,
+        radius_certified=roots.radius_certified,
+        unstable_modes=roots.unstable_modes,
+        stable=roots.stable,
+        certified=roots.certified,
+        recovery_iterations=1 / (1 - roots.radius) if roots.stable else None,
+        growth_iterations=1 / math.log(roots.radius) if roots.certified and roots.radius > 1 else None,
         min_stable_input_tokens=inputs,
-        advice=_advice(found, inputs, change),
+        advice=_advice(roots, inputs, change),
         stabilising_change=change,
     )
 
@@ -336,11 +336,11 @@ def _with_every_length(model: ServingModel) -> ServingModel:
     return replace(model, classes=classes)
 
 
-def _advice(found: Spectrum, inputs: MinStableInput, change: str | None) -> str:
-    if found.stable:
+def _advice(roots: Spectrum, inputs: MinStableInput, change: str | None) -> str:
+    if roots.stable:
         return "None needed for small disturbances: the mix of lengths damps them by itself."
     where = "where memory can fill"
-    if not found.certified:
+    if not roots.certified:
         return f"Cap admissions {where}: stability is {UNCERTIFIED}; the cap is safe either way."
     if change is not None:
         return f"{change}, or cap admissions {where}."

@@ -1,4 +1,4 @@
-"""What greedy admission loses once it has collapsed (theory §3).
+"""Losses of greedy admission once it has collapsed (theory §3).
 
 Closed forms where they exist: a gap-vector cycle of one class, its worst case of a single cohort, and the pulse
 cycle of classes whose iteration counts share a divisor. Otherwise the fluid map is iterated from several collapsed

@@ -79,18 +79,18 @@ def total_windows(model: ServingModel) -> Windows | None:
 
 
 def mixes(model: ServingModel) -> list[ServingModel]:
-    """The model at constant rates, once for every mix of its schedule; none where the mix does not vary."""
-    found = () if model.schedule is None else model.schedule.mixes()
-    return [at_factors(model, factors) for factors in found] if len(found) > 1 else []
+    """Return the model at constant rates for every mix of its schedule; none if the mix does not vary."""
+    every_mix = () if model.schedule is None else model.schedule.mixes()
+    return [at_factors(model, factors) for factors in every_mix] if len(every_mix) > 1 else []
 
 
 def at_factors(model: ServingModel, factors: Sequence[float]) -> ServingModel:
-    """The model at constant rates: those of its classes times a factor each."""
+    """Return the model with constant rates: times a factor for each class."""
     return at_rates(model, [c.rate_rps * f for c, f in zip(model.classes, factors, strict=True)])
 
 
 def at_rates(model: ServingModel, rate_rps: Iterable[float]) -> ServingModel:
-    """The model at these constant rates of its classes, requests/s."""
+    """Return the model at constant rates of classes, requests/s."""
     classes = zip(model.classes, rate_rps, strict=True)
     return replace(
         model, classes=tuple(replace(c, rate_rps=float(rate)) for c, rate in classes), schedule=None

@@ -52,9 +52,9 @@ def plan(asked: PlanOptions) -> "Plan":
 
     Examples
     --------
-    >>> found = plan("Llama-3.1-8B", gpu="H100", tp=1, weights="fp8", rate=60, input="500:0", output="20:0",
-    ...              slo="ttft-p95=300ms", gpu_hour=3)
-    >>> found.status.value, found.setting.replicas, found.cost.per_hour
+    >>> cheapest = plan("Llama-3.1-8B", gpu="H100", tp=1, weights="fp8", rate=60, input="500:0", output="20:0",
+    ...                 slo="ttft-p95=300ms", gpu_hour=3)
+    >>> cheapest.status.value, cheapest.setting.replicas, cheapest.cost.per_hour
     ('planned', 1, 3.0)
     """
     from kvplan import executors
@@ -80,8 +80,8 @@ def measure(asked: MeasureOptions) -> "Measured":
 
     Examples
     --------
-    >>> found = measure("two-tier-100-125", slo="tpot-mean=100ms")
-    >>> found.runs[0].concurrency, found.script.splitlines()[0]
+    >>> measured = measure("two-tier-100-125", slo="tpot-mean=100ms")
+    >>> measured.runs[0].concurrency, measured.script.splitlines()[0]
     (1, '#!/usr/bin/env bash')
     """
     from kvplan.api import outcomes, services
@@ -135,15 +135,15 @@ def check(asked: CheckOptions) -> "Checked":
 
     Examples
     --------
-    >>> found = check("llama-3.1-8b-rtx4090", require="load.headroom >= 20%", accept=["workload"])
-    >>> found.outcome.value, round(found.results[0].judgement.got, 4)
+    >>> checked = check("llama-3.1-8b-rtx4090", require="load.headroom >= 20%", accept=["workload"])
+    >>> checked.outcome.value, round(checked.results[0].judgement.got, 4)
     ('passed', 1.6166)
     """
     from kvplan.api import outcomes, services
     from kvplan.gate import check as checking
 
     demands = checking.demands(asked)
-    found = checking.check(
+    checked = checking.check(
         services.profile(asked.profile),
         None,
         *demands,
@@ -151,7 +151,7 @@ def check(asked: CheckOptions) -> "Checked":
         changes=asked.remedies,
         progress=asked.progress,
     )
-    return outcomes.Checked._make(found)
+    return outcomes.Checked._make(checked)
 
 
 @takes(ImportOptions)
@@ -167,8 +167,8 @@ def import_files(asked: ImportOptions) -> "Imported":
 
     Examples
     --------
-    >>> found = import_files(model="Llama-3.1-8B", gpu="H100")
-    >>> found.profile.missing, found.given[0].table
+    >>> imported = import_files(model="Llama-3.1-8B", gpu="H100")
+    >>> imported.profile.missing, imported.given[0].table
     (('classes',), 'gpu')
     """
     from pathlib import Path
@@ -216,10 +216,10 @@ def simulate(asked: SimulateOptions) -> "Study":
     # before anything is run: most profiles are too large for it
     bounds = study_bounds(loaded.model, load, names, seeds) if asked.hindsight else ()
     services.warn_of_memory(asked, (load.requests or 0) * len(policies) * len(seeds))
-    found = study.study(
+    answer = study.study(
         loaded.model, loaded.plan, load, policies, seeds, progress=asked.progress, announce=asked.announce
     )
-    return results.Study.of_answer(found, profile=loaded, bounds=bounds)
+    return results.Study.of_answer(answer, profile=loaded, bounds=bounds)
 
 
 @takes(SweepOptions)
@@ -236,8 +236,8 @@ def sweep(asked: SweepOptions) -> "Sweep":
 
     Examples
     --------
-    >>> found = sweep("tool-calls-h100", {"gpu.max_num_seqs": [10, 1000]}, ["verdict.binding"])
-    >>> found["verdict.binding"].tolist()
+    >>> columns = sweep("tool-calls-h100", {"gpu.max_num_seqs": [10, 1000]}, ["verdict.binding"])
+    >>> columns["verdict.binding"].tolist()
     ['max_num_seqs', 'compute']
     """
     from kvplan.api import results, services

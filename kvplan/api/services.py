@@ -55,11 +55,11 @@ def recorded(asked: SimulateOptions, most: int | None) -> Callable[[], Requests]
 
 
 def _replayed(asked: SimulateOptions, trace: Path, most: int | None) -> Requests:
-    found = read_trace(trace)
+    replay = read_trace(trace)
     if asked.note:
-        for note in found.notes:
+        for note in replay.notes:
             asked.note(note)
-    return requests_of(found.recorded.within(most))
+    return requests_of(replay.recorded.within(most))
 
 
 def warn_of_memory(asked: SimulateOptions, requests: int) -> None:

@@ -128,8 +128,8 @@ def main(argv: list[str] | None = None) -> int:
         closed = isinstance(stop.__context__, BrokenPipeError)
         return _CLOSED_PIPE if closed else int(stop.code or 0)
     except UsageError as error:
-        for one in (error, *error.others):
-            say(f"error: {one}", given)
+        for problem in (error, *error.others):
+            say(f"error: {problem}", given)
         return ExitCode.USAGE
     except EngineError as error:
         say(f"error: {error}")

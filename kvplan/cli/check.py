@@ -73,7 +73,7 @@ def check(
     if counted.metrics is None:
         checked = [_checked(name, required, wanted, alone=len(profiles) == 1) for name in profiles]
         shown = view(checked)
-        for problem in (problem for one in checked for problem in one.problems):
+        for problem in (problem for result in checked for problem in result.problems):
             common.say(f"error: {problem.message}")
     code = exit_code(checked)
     # The result first: what cannot be written elsewhere is not to hide it.
@@ -88,7 +88,7 @@ def check(
 
 @contextmanager
 def _annotated() -> "Iterator[None]":
-    """Make an annotation of what refuses the call as a whole, too, where GitHub runs this."""
+    """Annotate what refuses the call as a whole, too, where GitHub runs this."""
     try:
         yield
     except UsageError as error:

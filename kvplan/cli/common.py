@@ -138,7 +138,7 @@ def progress_bar() -> Iterator[Callable[[float], None]]:
 
 
 def seldom(say: Callable[[T], None], silent_s: float) -> Callable[[T], None]:
-    """Pass on what is said when nothing was for so many seconds."""
+    """Pass on a message after so many seconds without any."""
     from time import monotonic
 
     last = monotonic()
@@ -153,14 +153,14 @@ def seldom(say: Callable[[T], None], silent_s: float) -> Callable[[T], None]:
 
 
 def say_compiling(policy: str, kept: bool) -> None:
-    """Say what a second of waiting is for, to whoever sees it pass."""
+    """Say that a loop is being compiled, to whoever watches."""
     if watched():
         later = "later runs find it on disk" if kept else "there is no folder to keep it in"
         say(f"note: compiling the loop for {policy}; {later}")
 
 
 def say(message: str, given: Iterable[str] = ()) -> None:
-    """Say something in one line, in which no word, nothing quoted and nothing `given` is longer than one reads."""
+    """Write a message in one line, in which long words, quotations and words `given` are shortened."""
     line = " ".join(message.splitlines())
     for words in (part for word in given for part in (word, word.partition("=")[2]) if len(part) > _LONGEST):
         line = line.replace(words, shortened(words))

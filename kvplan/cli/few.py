@@ -306,7 +306,7 @@ def importing(
     common.refuse_overwriting(output, [Path(path) for path in read_from if path])
     kept = None if base is None else common.load(base)
     with common.progress_bar() as progress:
-        found = api.import_files(
+        imported = api.import_files(
             files,
             **asked,
             base=kept,
@@ -314,5 +314,5 @@ def importing(
             announce=common.say_compiling,
             progress=progress,
         )
-    common.say_section(gathered.build(found))
-    write_result(found.profile.text, output)
+    common.say_section(gathered.build(imported))
+    write_result(imported.profile.text, output)

@@ -1,4 +1,4 @@
-"""`kvplan simulate`: what the simulator says."""
+"""`kvplan simulate`: results of simulations."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -66,7 +66,7 @@ def simulate(
     if "hindsight" in asked and format is TableFormat.CSV:
         raise UsageError("--hindsight does not go with --format csv")
     with common.progress_bar() as progress:
-        found = api.simulate(
+        study = api.simulate(
             loaded,
             **asked,
             note=lambda text: common.say(f"note: {text}"),
@@ -74,11 +74,11 @@ def simulate(
             progress=progress,
         )
     if series is not None:
-        write_result(series_csv(found), series)
-    shown = view(found, found.profile, found.bounds)
+        write_result(series_csv(study), series)
+    shown = view(study, study.profile, study.bounds)
     common.write(shown, format, output, full=full, plot=plot)
-    if found.interrupted:
-        common.say(f"note: {interruption(found)}")
+    if study.interrupted:
+        common.say(f"note: {interruption(study)}")
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 

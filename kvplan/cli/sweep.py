@@ -68,16 +68,16 @@ def sweep(
         _compile(loaded, definition.runs)
     try:
         with _bar(definition.points) as progress:
-            found = run(
+            outcome = run(
                 definition, output, executor=executor, workers=workers, resume=resume, progress=progress
             )
     except KeyboardInterrupt:
         common.say(f"note: interrupted; --resume goes on with {output}")
         raise
-    if found.dropped:
+    if outcome.dropped:
         common.say("note: the last line was cut off; its point was computed again")
     if resume:
-        common.say(f"note: {found.resumed:,} of {found.points:,} points were there already")
+        common.say(f"note: {outcome.resumed:,} of {outcome.points:,} points were there already")
     if plot is not None:
         _draw(definition, output, plot)
 

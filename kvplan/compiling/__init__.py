@@ -73,7 +73,7 @@ def lasts() -> bool:
 
 
 def file(name: str, modules: Iterable[ModuleType], which: str = "") -> str | None:
-    """Return where code is kept that is made of what these modules say; None where nothing is."""
+    """Return where code made of these modules is kept; None where none is kept."""
     from kvplan.compiling import native, translate
 
     path = folder()
@@ -91,7 +91,7 @@ def compiled(
     constants: dict[Callable[..., Any], bool],
     goes_on: Callable[[], bool] = lambda: True,
 ) -> Callable[..., int] | None:
-    """Compile a loop on a state to machine code, or read it from a file; None if it is not to go on.
+    """Compile a loop on a state to machine code, or read it from a file; None if `goes_on` says no.
 
     See `kvplan.compiling.translate` for what a loop, a state and `constants` are.
     """
@@ -112,7 +112,7 @@ def compiled(
 
 
 def load(file: str | None) -> bytes | None:
-    """Return what was kept, if it is whole."""
+    """Return kept code, if it is whole."""
     if file is None or not os.path.isfile(file):
         return None
     try:

@@ -22,7 +22,7 @@ _BASELINES = {"x86_64": "x86-64-v2"}
 
 
 def baseline() -> str:
-    """The processor that code is made for: any of its family from the last fifteen years."""
+    """Name the target processor: any of its family from the last fifteen years."""
     return _BASELINES.get(llvm.get_process_triple().partition("-")[0], "generic")
 
 
@@ -32,7 +32,7 @@ def machine() -> str:
 
 
 def object_code(text: str, goes_on: Callable[[], bool] = lambda: True) -> bytes | None:
-    """Let LLVM make object code of a module, where so much can be told; None as soon as it is not to go on."""
+    """Let LLVM make object code of a module; None as soon as `goes_on` says that it is not to go on."""
     try:
         child = subprocess.Popen(
             [sys.executable, "-P", __file__],
@@ -79,7 +79,7 @@ def _target(cpu: str, features: str = "") -> Any:
 
 
 def is_object(code: bytes) -> bool:
-    """Tell whether bytes can be object code, of which LLVM ends the process where they are not.
+    """Tell whether bytes can be object code: LLVM ends the process on any others.
 
     An ELF file ends with the table of its sections; of Mach-O there is the mark alone.
     """
@@ -102,7 +102,7 @@ class Loop:
 
     def __call__(self, state: Any, *numbers: int) -> int:
         """Run it; other threads run meanwhile."""
-        arrays = [array for one in state for array in one] if isinstance(state[0], tuple) else state
+        arrays = [array for part in state for array in part] if isinstance(state[0], tuple) else state
         seen, places = self._last
         if len(seen) == len(arrays):
             seen, places = seen.copy(), type(places).from_buffer_copy(places)  # other threads have theirs

@@ -33,7 +33,7 @@ class _State(NamedTuple):
 
 
 class _States(NamedTuple):
-    """Several of them, one behind the other."""
+    """Several states, one behind the other."""
 
     pointer: ir.Value
 
@@ -63,7 +63,7 @@ def translated(
 
 
 class _Unit:
-    """The module as it comes to be."""
+    """A module under construction."""
 
     def __init__(self, state: type[tuple[Any, ...]], constants: dict[Callable[..., Any], bool]) -> None:
         self.module = ir.Module("kernels")
@@ -83,7 +83,7 @@ class _Unit:
         self.constant = self.module.add_metadata([])
 
     def function(self, source: Callable[..., Any], kinds: tuple[Any, ...]) -> ir.Function:
-        """A kernel, for arguments of these kinds."""
+        """Translate a kernel for such arguments."""
         key = (source, kinds)
         if key not in self._functions:
             [tree] = ast.parse(textwrap.dedent(inspect.getsource(source))).body
@@ -286,9 +286,9 @@ class _Body:
 
     def constant(self, array: _Array, part: int) -> ir.Value:
         number = ir.IntType(32)
-        found = self.b.load(self.b.gep(array.pointer, [number(0), number(3 * array.field + part)]))
-        found.set_metadata("invariant.load", self.unit.constant)
-        return found
+        loaded = self.b.load(self.b.gep(array.pointer, [number(0), number(3 * array.field + part)]))
+        loaded.set_metadata("invariant.load", self.unit.constant)
+        return loaded
 
     def load(self, place: ir.Value, array: _Array) -> ir.Value:
         return self.alone(self.b.load(place), array)
@@ -297,7 +297,7 @@ class _Body:
         self.alone(self.b.store(self.as_type(value, self.unit.elements[array.field]), place), array)
 
     def alone(self, access: Any, array: _Array) -> Any:
-        """An access to one array touches no other."""
+        """Mark an access as touching one array."""
         access.set_metadata("alias.scope", self.unit.mine[array.field])
         access.set_metadata("noalias", self.unit.others[array.field])
         return access
@@ -384,7 +384,7 @@ class _Body:
         return self.joined(BOOL(not both), here, second, end)
 
     def joined(self, first: ir.Value, before: ir.Block, second: ir.Value, end: ir.Block) -> ir.Value:
-        """One value where the way from a block and the one from here come together."""
+        """Join the values of a block and of this one where both ways meet."""
         there = self.b.block
         self.b.branch(end)
         self.b.position_at_end(end)
@@ -411,12 +411,12 @@ class _Body:
 
     def of_compare(self, node: ast.Compare) -> ir.Value:
         values = [self.value(part) for part in (node.left, *node.comparators)]
-        found = [
+        results = [
             self.compared(_COMPARED[type(op)], *self.alike(*pair))
             for op, pair in zip(node.ops, pairwise(values), strict=True)
         ]
-        whole = found[0]
-        for further in found[1:]:
+        whole = results[0]
+        for further in results[1:]:
             whole = self.b.and_(whole, further)
         return whole
 

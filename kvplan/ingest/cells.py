@@ -1,4 +1,4 @@
-"""What stands in a table or in JSON: names whatever their spelling, numbers in their units, objects.
+"""Values of a table or of JSON: names in any spelling, numbers in their units, objects.
 
 A `Record` is a row of a table or a JSON object. Values are asked for by the names a column can have, or by paths of
 keys such as ``metrics.request_latency.mean``; what does not fit is refused with file, line and key.

@@ -1,4 +1,4 @@
-"""What an engine says about itself as it starts: its KV capacity, and the limits that come with it.
+"""The KV capacity of an engine, and the limits that come with it, from its log.
 
 A log may hold several services, of which one is chosen, and several starts: the last one counts, and is an error where
 it failed. Within a start every rank may state a capacity: the smallest counts, since a request needs its KV on all of
@@ -31,9 +31,9 @@ _LISTED = 8  # earlier statements in a note
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """KV capacity of one engine, and what else its log says; None for what this start does not say.
+    """KV capacity and other settings of one engine; None for what its start does not log.
 
-    `notes` are what was assumed, what else the log says, and what does not fit. `layout` is of layers of several kinds,
+    `notes` tell what was assumed, what else was logged, and what does not fit. `layout` is of layers of several kinds,
     in blocks as this start has them.
     """
 
@@ -69,7 +69,7 @@ class NoCapacityError(UsageError):
 
 @dataclass(slots=True)
 class ReadLog:
-    """A log that was read once: what its services say, and the lines that tell, for what else reads them."""
+    """A log that was read once: its starts by service, and lines that `telling` yields for other readers."""
 
     source: str
     readers: dict[str, "Starts"] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class ReadLog:
         return self
 
     def limits(self, base: Replica | None = None, service: str | None = None) -> EngineLimits:
-        """Tell the last KV capacity that is stated.
+        """Return the last KV capacity stated.
 
         Layers of several kinds are those of `base`, without which blocks of a pool cannot be told from what the log
         says. Of several services in one log, each with a prefix of its own, `service` is the one to read.
@@ -118,8 +118,8 @@ class ReadLog:
             raise NoCapacityError(f"{self.source}: states no KV capacity; looked for {forms}")
         name = service if service in stating else next(iter(stating))
         stating[name].refuse_failure(self.source)
-        found = _limits(stating[name], self.source, base)
-        return replace(found, service=name, sha256=self.sha256, notes=(*found.notes, *self.notes))
+        limits = _limits(stating[name], self.source, base)
+        return replace(limits, service=name, sha256=self.sha256, notes=(*limits.notes, *self.notes))
 
 
 def read_log(path: Path) -> ReadLog:

@@ -57,7 +57,7 @@ Facts = Mapping[str, Fact]  # by key: "gpu.memory_tokens", "classes"
 
 
 class Part(NamedTuple):
-    """What one source says of a table, and a row of the screen about it, where there is a `kind`.
+    """Facts of one source about a table; shown in a row on the screen where there is a `kind`.
 
     Further paragraphs of the comment are in `about`; `notes` are for both.
     """
@@ -78,19 +78,19 @@ class Part(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """How what it says first is known."""
+        """Origin of its first fact."""
         return next(iter(self.facts.values())).origin
 
     @property
     def row(self) -> dict[str, str]:
-        """What the screen says of it; of a replica without `figures` all whole numbers."""
+        """Row on the screen; without `figures` it lists all whole numbers."""
         whole = (f"{k} {format_tokens(v)}" for k, v in self.values.items() if type(v) is int)
         figures = self.figures or ", ".join(whole)
         return {"source": self.source, "kind": self.kind, "table": self.table, "figures": figures}
 
 
 def facts(table: str, values: Mapping[str, Any], origin: Origin, said: str = "") -> dict[str, Fact]:
-    """Say one thing of several keys of a table; values that are None are not known."""
+    """Make facts of one origin; values that are None are not known."""
     return {f"{table}.{key}": Fact(value, origin, said) for key, value in values.items() if value is not None}
 
 
@@ -112,15 +112,15 @@ def nested(known: Facts) -> dict[str, Any]:
 
 
 def kept_of(base: Profile, table: str) -> Origin:
-    """How what is kept of a table of a base is known."""
+    """Return the origin of values kept from a base."""
     known = getattr(base.provenance, _KNOWN_AS.get(table, ""), Origin())
     return Origin(known.basis, f"kept from {printable(base.source)}")
 
 
 def completed(part: Part, base: Profile | None) -> Part:
-    """Add what a base says of the same table beside; of a timing alone what a request takes outside the engine.
+    """Add the other keys of a base's table; to a timing only what a request takes outside the engine.
 
-    Keys of which one excludes the others, or all of which say one thing, are from one source.
+    Keys that exclude each other, or that say one thing together, come from one source.
     """
     table: Any = None if base is None else base.tables.get(part.table)
     if base is None or not isinstance(table, dict):
@@ -206,7 +206,7 @@ def _known(tables: Mapping[str, Any]) -> list[str]:
 
 
 def _weakest(known: Facts) -> Origin:
-    """The weakest origin; where the first is surer, with the keys that are known so."""
+    """Return the weakest origin; it names its keys where the first origin is surer."""
     keys: dict[Origin, list[str]] = {}
     for key, fact in known.items():
         name = key.partition(".")[2]
@@ -250,7 +250,7 @@ def _name(base: str, parts: Sequence[Part], kept: Profile | None) -> str:
 
 
 def _sections(text: str, wanted: Mapping[str, Any]) -> dict[str, str]:
-    """Tables as they stand in a text, from the comment above each on; none where they do not stand for themselves."""
+    """Cut tables out of a text, each with the comment above it; none where they do not parse to `wanted`."""
     headers = list(_HEADER.finditer(text))
     ends = [*(header.start() for header in headers[1:]), len(text)]
     sections: dict[str, str] = {}
@@ -269,7 +269,7 @@ def _sections(text: str, wanted: Mapping[str, Any]) -> dict[str, str]:
 
 
 def numeral(number: float, digits: int) -> float:
-    """A number of so many digits; a whole one stays as it is."""
+    """Round to so many digits; a whole number stays as it is."""
     short = number if number == round(number) and abs(number) < MOST_WEIGHT else float(f"{number:.{digits}g}")
     return int(short) if short == round(short) else short
 
@@ -285,7 +285,7 @@ def duration(seconds: float) -> Any:
 def timing_table(
     timing: Timing, request_overhead_s: float = 0.0, measured: MeasuredRange | None = None
 ) -> dict[str, Any]:
-    """The table [timing], four digits each; of what goes beyond d3 only what is not 0."""
+    """Make [timing], four digits each; constants beyond d3 only if they are not 0."""
     known = {name: duration(getattr(timing, name)) for name in TIMES}
     table = {name: value for name, value in known.items() if value or name in _ALWAYS}
     if timing.d6 >= LEAST_PAIR_S:
@@ -313,8 +313,8 @@ def constants(timing: Timing) -> str:
 def layout_keys(layout: KvLayout) -> dict[str, Any]:
     """Keys of ``[gpu]`` that say which layers there are, and what they hold."""
     tables = (
-        {"kind": str(one.kind), "layers": one.count, "window": one.window, "bytes": one.bytes}
-        for one in layout.layers
+        {"kind": str(layer.kind), "layers": layer.count, "window": layer.window, "bytes": layer.bytes}
+        for layer in layout.layers
     )
     kv = [{key: value for key, value in table.items() if value is not None} for table in tables]
     hybrid = {} if layout.hybrid else {"hybrid_kv_cache": False}
@@ -322,7 +322,7 @@ def layout_keys(layout: KvLayout) -> dict[str, Any]:
 
 
 def class_tables(classes: Iterable[RequestClass]) -> list[dict[str, Any]]:
-    """The tables [[classes]], each with its own rate."""
+    """Make [[classes]], each with its own rate."""
     return [
         {
             "name": c.name,

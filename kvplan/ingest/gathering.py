@@ -72,13 +72,13 @@ Files = Mapping[FileKind, Sequence[Path]]
 
 @dataclass(kw_only=True)
 class Asked(ImportOptions):
-    """What is said beside the files; `reference` is how the profile refers to requests that are to be replayed."""
+    """Options beside the files; `reference` is how the profile refers to requests that are to be replayed."""
 
     reference: str | None = None
 
 
 class Gathered(NamedTuple):
-    """A profile, what gave what, and what there is to say of it."""
+    """A profile, the parts it is made of, and notes on it."""
 
     profile: Profile
     given: tuple[Part, ...]
@@ -148,7 +148,7 @@ class _Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class _Gathering:
-    """What is there to find tables in; those `settled` are not estimated, for `kept` is the service's own profile."""
+    """Sources of tables; those `settled` are not estimated, since `kept` is the service's own profile."""
 
     files: Files
     asked: Asked
@@ -161,8 +161,8 @@ class _Gathering:
             raise UsageError("--repeated and --cached-share: one of them")
         if (self.asked.repeated or self.asked.cached_share) and not self._of(FileKind.TIMING):
             raise UsageError("--repeated and --cached-share go with results of load generators")
-        found = self._model(), self.replica, self.timing, self._drafts(), self._engine()
-        parts = [part for part in found if part]
+        candidates = self._model(), self.replica, self.timing, self._drafts(), self._engine()
+        parts = [part for part in candidates if part]
         for log in () if self.limits or self.timing else self._of(FileKind.LOG):
             for note in self.notes:
                 raise UsageError(note)
@@ -193,7 +193,7 @@ class _Gathering:
 
     @property
     def _only_requests(self) -> bool:
-        """Whether --group can mean nothing but a model of the requests."""
+        """Whether --group can only mean a model of the requests."""
         return self.files.keys() <= {FileKind.REQUESTS, FileKind.MODEL, FileKind.PROFILE}
 
     def _of_other_models(self) -> list[str]:
@@ -225,7 +225,7 @@ class _Gathering:
 
     @cached_property
     def limits(self) -> EngineLimits | None:
-        """What logs state; with layers of several kinds as the model or the base has them."""
+        """Limits that logs state; layers of several kinds are the model's or the base's."""
         estimate = self.estimate
         like = _replica(self.tables.get("gpu"))
         if estimate and estimate.memory and estimate.memory.is_mixed and (part := estimate.replica(None, {})):
@@ -266,7 +266,7 @@ class _Gathering:
         return [some for group in groups for some in group if isinstance(some, Sweep)]
 
     def _found(self, groups: Iterable[Sequence[Measured]]) -> tuple[tuple[Measured, ...], ...]:
-        """Take so much of prompts for found as the options say."""
+        """Count prompts as cached as far as options say."""
         asked = self.asked
         block = self.tables.get("gpu", {}).get("block_tokens", vllm.BLOCK_TOKENS)
         share = None if asked.repeated else asked.cached_share
@@ -330,7 +330,7 @@ class _Gathering:
         return _Estimate(shape, gpu, parallelism, speed, memory)
 
     def _model(self) -> Part | None:
-        """What is served, as far as options or a log name it."""
+        """Name the model, where options or a log tell it."""
         asked, estimate, limits = self.asked, self.estimate, self.limits
         if estimate is None:
             name = "" if limits is None else limits.settings.get(Setting.MODEL, "")
@@ -355,7 +355,7 @@ class _Gathering:
         if asked.gpu:
             gpu = find_gpu(asked.gpu, **asked.gpu_figures)
             own = default_limits(engine, gpu, told_version(engine, asked, limits, self.tables))
-        found: list[Part | None] = []
+        candidates: list[Part | None] = []
         if limits is not None:
             refuse_other_options(limits, asked)
             blocks = {"block_tokens": vllm.BLOCK_TOKENS} if engine is EngineName.VLLM else {}
@@ -369,15 +369,15 @@ class _Gathering:
                     f"{limits.source}: {limits.memory_tokens:,} tokens are no whole number of blocks of "
                     f"{vllm.BLOCK_TOKENS}: of layers of several kinds? Then --model and --gpu tell what requests take"
                 )
-            found.append(log_part(limits, self.kept, blocks | own))
+            candidates.append(log_part(limits, self.kept, blocks | own))
         if metrics is not None and metrics.memory_tokens is not None:
-            found.append(metrics_parts(metrics)["gpu"])
+            candidates.append(metrics_parts(metrics)["gpu"])
         if asked.capacity is not None:
             stated = Fact(asked.capacity, Origin(Knowledge.STATED, "--capacity"), "by --capacity")
-            found.append(Part("gpu", {"gpu.memory_tokens": stated}, "--capacity", "option"))
+            candidates.append(Part("gpu", {"gpu.memory_tokens": stated}, "--capacity", "option"))
         if estimate is not None and "gpu" not in self.settled:
-            found.append(estimate.replica(self.kept, own))
-        if (part := surest(found)) is None:
+            candidates.append(estimate.replica(self.kept, own))
+        if (part := surest(candidates)) is None:
             return None
         part = completed(part, self.kept)
         unsaid = {key: n for key, n in own.items() if key not in part.values}
@@ -400,12 +400,12 @@ class _Gathering:
 
     @cached_property
     def timing(self) -> Part | None:
-        found, estimate = [self._measured(), self._of_another_service()], self.estimate
+        candidates, estimate = [self._measured(), self._of_another_service()], self.estimate
         if estimate is not None and "timing" not in self.settled:
             engine = self.engine or EngineName.VLLM
             on = estimate.shape, estimate.gpu, estimate.parallelism
-            found.append(roofline_part(estimate.speed, *on, engine))
-        return surest(found)
+            candidates.append(roofline_part(estimate.speed, *on, engine))
+        return surest(candidates)
 
     def _of_another_service(self) -> Part | None:
         """Demote the timing of a base whose service is not that of the log."""
@@ -536,7 +536,7 @@ class _Gathering:
         return Part("engine", said, notes=tuple(notes))
 
     def _traffic(self, parts: Sequence[Part]) -> list[Part]:
-        """The tables of classes, and which requests the engine of the log rejects."""
+        """Make tables of classes; note which requests the log's engine rejects."""
         traffic = self._requests(parts)
         most = self.asked.max_model_len or (None if self.limits is None else self.limits.max_model_len)
         tables = {name: self.tables[name] for name in TRAFFIC_TABLES if name in self.tables}

@@ -65,19 +65,19 @@ def find_pools(
     *,
     caches_states: bool = False,
 ) -> list[Pool]:
-    """List the pools that both lines can be of, one for each reading; none where they contradict each other.
+    """List the pools that fit both lines, one for each reading; none where the lines contradict each other.
 
     With prefix caching a request has a block more of each state. `caches_states` says whether the layout counts it; the
     log may say otherwise.
     """
     other = replace(layout, state_blocks=layout.state_blocks + (-1 if caches_states else 1))
     pools = []
-    for one, cached in ((layout, caches_states), (other, not caches_states)):
-        most = most_blocks(one, length, batched_tokens)
-        for blocks, meaning in _candidates(one, tokens, length, most):
+    for variant, cached in ((layout, caches_states), (other, not caches_states)):
+        most = most_blocks(variant, length, batched_tokens)
+        for blocks, meaning in _candidates(variant, tokens, length, most):
             if most and f"{blocks / most:.2f}" == f"{concurrency:.2f}":
-                pools.append(Pool(blocks, one, meaning, cached if one.has_states else None))
-        if not one.has_states:
+                pools.append(Pool(blocks, variant, meaning, cached if variant.has_states else None))
+        if not variant.has_states:
             break
     return pools
 
@@ -92,7 +92,7 @@ def find_grown(
     drafts: int,
     caches_states: bool,
 ) -> list[Pool]:
-    """List the pools of the least blocks, larger than the layout's, that both lines can be of with drafts.
+    """List the pools with drafts that fit both lines: their blocks are the smallest above the layout's.
 
     The convolution of a state keeps an input more for each draft, so that blocks have more tokens; how large an input
     is no line says.
@@ -109,7 +109,7 @@ def find_grown(
 
 
 def settled(pools: Sequence[Pool], memory_gib: float | None, caching: bool | None) -> list[Pool]:
-    """Drop the pools that what else the log says excludes, where it excludes not all; one for each reading is left.
+    """Drop the pools that the rest of the log excludes, unless that is all; one for each reading is left.
 
     A pool fills the available memory but for less than a block; two digits of it are logged.
     """

@@ -1,4 +1,4 @@
-"""What a log states beside what a profile, options and requests say: the log counts, and contradictions are said."""
+"""A log beside a profile, options and requests: the log counts, and contradictions are reported."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from kvplan.version import __version__
 
 
 def log_part(limits: EngineLimits, base: Profile | None, defaults: Mapping[str, int]) -> Part:
-    """The table [gpu] by a log, and by `defaults` of the engine where neither it nor the base says anything."""
+    """Make [gpu] from a log, and from `defaults` of the engine where neither it nor the base says anything."""
     stated: dict[str, Any] = {"memory_tokens": limits.memory_tokens, "block_tokens": limits.block_tokens}
     if (layout := limits.layout) is not None:
         stated = {"kv_blocks": limits.memory_tokens // layout.block_tokens, **layout_keys(layout)}
@@ -72,7 +72,7 @@ def refuse_other_options(limits: EngineLimits, asked: ImportOptions) -> None:
 def told_version(
     engine: EngineName | None, asked: ImportOptions, stated: EngineLimits | None, tables: Mapping[str, Any]
 ) -> str:
-    """The version of an engine: by --engine, else its log, else the base; empty where none says it."""
+    """Tell an engine's version: by --engine, else its log, else the base; empty where none says it."""
     name, version = asked.engine_named
     if name is not None:
         takes(name, version)  # refuses one that is not known
@@ -91,7 +91,7 @@ def told_limits(asked: ImportOptions, stated: EngineLimits | None, base: Mapping
 
 
 def differences(limits: EngineLimits, kept: Profile) -> list[str]:
-    """List what a log states and a profile contradicts, on which the time of an iteration hangs."""
+    """List the settings of iteration times on which a log and a profile disagree."""
     was = Gpu.model_validate(kept.tables["gpu"]).parallelism if "gpu" in kept.tables else None
     pairs: list[tuple[str, Any, Any]] = [
         (name, getattr(limits.ranks, key, None), getattr(was, key, None))
@@ -106,9 +106,9 @@ def differences(limits: EngineLimits, kept: Profile) -> list[str]:
 
 
 def rejected(tables: dict[str, Any], most: int, *, kept: bool) -> list[str]:
-    """Say which requests an engine rejects that takes up to `most` tokens.
+    """Say which requests an engine with a limit of `most` tokens rejects.
 
-    Classes of such alone get the rate 0, unless the limit is `kept` in the profile, which then says all.
+    Classes of such alone get the rate 0, unless the profile has `kept` the limit: that is enough.
     """
     classes = schema.check({"schema": 1, "name": "traffic", **tables}).classes or []
     longer = [

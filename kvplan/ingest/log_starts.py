@@ -82,7 +82,7 @@ class StartUp:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What is stated in words; "auto" for what all arguments leave to the engine."""
+        """Settings in words; "auto" where the arguments leave them to the engine."""
         default = dict.fromkeys(Setting.OF_TIMES, "auto") if Setting.ARGUMENTS in self.stated else {}
         names = (*Setting.OF_TIMES, Setting.VERSION)
         return default | {name: self.stated[name] for name in names if name in self.stated}

@@ -1,4 +1,4 @@
-"""What a server's metrics say: KV capacity, classes from the histograms of lengths, rates, preemptions.
+"""Metrics of a server: KV capacity, classes from the histograms of lengths, rates, preemptions.
 
 Counters count from the start of the server. Two snapshots give the rate between them, one gives the mean rate since
 the counters were created. Traffic of several data-parallel engines is summed, then shared equally: a profile is one
@@ -48,7 +48,7 @@ _UNNAMED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
-    """What a snapshot of metrics says about one replica and its traffic; None for what is not exported.
+    """One replica and its traffic, from a snapshot of metrics; None for what is not exported.
 
     `notes` are what was assumed or left out, and what does not fit.
     """
@@ -121,7 +121,7 @@ def read_metrics(
 
 
 def metrics_parts(metrics: ServerMetrics) -> dict[str, Part]:
-    """The table [gpu] if the metrics have the capacity, and the classes if they have the lengths; by table."""
+    """Make [gpu] if the metrics have the capacity, and classes if they have the lengths; by table."""
     where = f"{metrics.source} ({metrics.engine}, {', '.join(metrics.models) or 'no model named'})"
     name, kind = PurePath(metrics.source).name, f"{metrics.engine}'s metrics"
     origin, digest = Origin(Knowledge.MEASURED, name), f"sha256 {metrics.sha256}"
@@ -268,7 +268,7 @@ def _points(part: Record) -> list[tuple[float | None, float]]:
 
 
 def _canonical(name: str) -> str:
-    """Write a name as its engine does: what takes no colons makes underscores, Ray puts its own name before.
+    """Write a name as its engine does: some exporters turn colons into underscores, Ray adds a prefix.
 
     Examples
     --------
@@ -480,8 +480,8 @@ class _Reader:
     def hit_ratio(self) -> float | None:
         for counters in self.names.hits:
             if all(name in self.late.samples for name in counters):
-                found, looked_up = map(self.total, counters)
-                return min(found / looked_up, 1.0) if looked_up else 0.0
+                hits, looked_up = map(self.total, counters)
+                return min(hits / looked_up, 1.0) if looked_up else 0.0
         return None
 
     def drafts(self) -> ObservedDrafts | None:

@@ -1,4 +1,4 @@
-"""What an engine says of its prefix cache and its drafts, by its own count; in words, and as facts."""
+"""Hits of a prefix cache and accepted drafts as an engine counts them; in words, and as facts."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -44,9 +44,7 @@ class ObservedDrafts(NamedTuple):
         return f"of {len(self.accepted)} drafts in an iteration {shares} were accepted, by position ({self.stated})"
 
     def part(self, base: Profile | None, source: str) -> Part | None:
-        """Tell [speculative] of `base` so many drafts, accepted so often; None where it has none, for what drafts cost
-        no engine states.
-        """
+        """Set drafts and acceptance in [speculative] of `base`; None where it has none: no engine states the cost."""
         if base is None or "speculative" not in base.tables:
             return None
         values = {"tokens": len(self.accepted), "accepted": list(self.accepted)}

@@ -25,7 +25,7 @@ _DELIMITERS = ",;\t"
 
 
 class FileKind(StrEnum):
-    """What a file tells of."""
+    """Content of a file."""
 
     LOG = "log"
     TIMING = "timing"

@@ -1,4 +1,4 @@
-"""What a file is, told by its content and never by its name."""
+"""The kind of a file, by its content and never by its name."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """The one reader of files from outside, whatever it reads them for.
 
-They are unpacked and decoded, lines are taken out of what a collector of logs wrapped them in, colours are taken away,
-lines are counted, a digest is taken, and what goes wrong is said in one way.
+It unpacks and decodes them, takes lines out of what a collector of logs wrapped them in, strips colours, counts lines,
+takes a digest, and words every failure alike.
 """
 
 import csv
@@ -92,7 +92,7 @@ class Lines:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say of how the file was read."""
+        """Notes on how the file was read."""
         return (f"lines are taken out of {self.wrapping}",) if self.wrapping else ()
 
     @property

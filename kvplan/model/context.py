@@ -34,7 +34,7 @@ def fitting(inputs: Lengths, decode: Lengths, most: int | None) -> Fitting | Non
 
 
 def _kept(law: Lengths, other: Lengths, most: int) -> Lengths:
-    """The law of a length where another leaves room for it; weights stay whole."""
+    """Limit a length to the room that another leaves; weights stay whole."""
     weights = law.weights * _upto(other, most - law.values)
     return Lengths(law.values[weights > 0], weights[weights > 0])
 
@@ -50,8 +50,8 @@ def carried(
 ) -> tuple[Any, Any, Any]:
     """Return the prompts of turns that add so much, session after session, `first` the places of their first turns.
 
-    Also, whether nothing is found of a prompt but what all share, and whether a turn comes at all: one that does not
-    fit in spite of the rule ends its session.
+    Also, whether a prompt finds only what all share, and whether a turn comes at all: one that does not fit in spite
+    of the rule ends its session.
     """
     size = new + decode
     place, before, turns = np.arange(size.size), np.cumsum(size) - size, np.diff(first, append=size.size)

@@ -110,16 +110,16 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Most bytes per token and layer; of a model of states only, as if a token were 16th of a state."""
+        """Most bytes per token and layer; of a model of states only, a 16th of a state."""
         return _token_bytes(self.layers)
 
     @property
     def has_states(self) -> bool:
-        return any(one.is_state for one in self.layers)
+        return any(layer.is_state for layer in self.layers)
 
     @property
     def not_cached(self) -> str | None:
-        """Say what a prefix cache beside these layers is not modelled for; None: nothing."""
+        """Reason why no prefix cache is modelled beside these layers; None: it is."""
         if any(group.kind is Attention.STATE and group.window is None for group in self.groups):
             return "states without checkpoints, which engines keep at some places of a prompt only"
         if len({group.block_tokens for group in self.groups}) > 1:
@@ -129,9 +129,9 @@ class KvLayout:
     @cached_property
     def held(self) -> tuple[Layers, ...]:
         """Layers by what they hold, which without `hybrid` is every token wherever one layer holds that."""
-        if self.hybrid or all(one.kind is not Attention.FULL for one in self.layers):
+        if self.hybrid or all(layer.kind is not Attention.FULL for layer in self.layers):
             return self.layers
-        return (Layers(Attention.FULL, sum(one.count for one in self.layers), self.token_bytes),)
+        return (Layers(Attention.FULL, sum(layer.count for layer in self.layers), self.token_bytes),)
 
     @cached_property
     def group_size(self) -> int:
@@ -182,22 +182,22 @@ class KvLayout:
         """Pool tokens of a request in a step that has computed `begin` tokens before and has slots for `end`."""
         held = np.zeros_like(end)
         for g in self.groups:
-            one = g.kind is Attention.STATE and g.window is None
-            held += g.copies * (self.state_blocks if one else g.blocks(begin, end))
+            is_fixed = g.kind is Attention.STATE and g.window is None
+            held += g.copies * (self.state_blocks if is_fixed else g.blocks(begin, end))
         return np.asarray(self.block_tokens * held)
 
-    def in_common(self, found: int, first: IntArray, stages: IntArray) -> tuple[int, FloatArray]:
-        """Pool tokens that a beginning of so many tokens takes, held once; and what each request has of it, summed up.
+    def in_common(self, common: int, first: IntArray, stages: IntArray) -> tuple[int, FloatArray]:
+        """Pool tokens of a beginning of `common` tokens, held once; and what each request has of it, summed up.
 
         `first` tokens at stage 0 and `stages` are of each request: it has the beginning whole in its first iteration,
         and then what its windows and chunks have not passed.
         """
-        blocks, held = found // self.block_tokens, 0
+        blocks, held = common // self.block_tokens, 0
         tokens = np.arange(int((first + stages).max(initial=1)) + 1)
         has = np.zeros(tokens.size)
         for g in self.groups:
             passed = -(-tokens // g.block_tokens) - g.blocks(tokens, tokens)
-            held += g.copies * (blocks - int(passed[found]))
+            held += g.copies * (blocks - int(passed[common]))
             has += g.copies * np.maximum(blocks - passed, 0)
         upto = np.concatenate([[0.0], np.cumsum(has)])
         later = upto[first + stages - 1] - upto[first]
@@ -209,14 +209,14 @@ class KvLayout:
 
         In tokens of the kind with the most bytes where none has full attention; states are a constant of each request.
         """
-        full = sum(one.count * one.bytes for one in self.layers if one.kind is Attention.FULL)
-        bounded = [one for one in self.layers if one.window is not None]
-        unit = full or max((one.count * one.bytes for one in bounded), default=1)
+        full = sum(layer.count * layer.bytes for layer in self.layers if layer.kind is Attention.FULL)
+        bounded = [layer for layer in self.layers if layer.window is not None]
+        unit = full or max((layer.count * layer.bytes for layer in bounded), default=1)
         read = tokens * (full / unit)
-        for one in bounded:
-            assert one.window is not None
-            recent = tokens if one.kind is Attention.WINDOW else (tokens - 1) % one.window + 1
-            read = read + one.count * one.bytes / unit * np.minimum(recent, one.window)
+        for layer in bounded:
+            assert layer.window is not None
+            recent = tokens if layer.kind is Attention.WINDOW else (tokens - 1) % layer.window + 1
+            read = read + layer.count * layer.bytes / unit * np.minimum(recent, layer.window)
         return np.asarray(read)
 
 
@@ -230,10 +230,10 @@ def least_block_tokens(layers: tuple[Layers, ...]) -> int:
     >>> least_block_tokens((Layers(Attention.STATE, 48, 3_207_168), Layers(Attention.FULL, 16, 4096)))
     784
     """
-    state = max((one.bytes for one in layers if one.is_state), default=0)
+    state = max((layer.bytes for layer in layers if layer.is_state), default=0)
     return LEAST_BLOCK * math.ceil(state / (LEAST_BLOCK * _token_bytes(layers))) if state else 1
 
 
 def _token_bytes(layers: tuple[Layers, ...]) -> int:
-    per_token = [one.bytes for one in layers if not one.is_state]
-    return max(per_token) if per_token else -(-max(one.bytes for one in layers) // LEAST_BLOCK)
+    per_token = [layer.bytes for layer in layers if not layer.is_state]
+    return max(per_token) if per_token else -(-max(layer.bytes for layer in layers) // LEAST_BLOCK)

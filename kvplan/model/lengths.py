@@ -49,7 +49,7 @@ class Lengths:
 
     @classmethod
     def uniform(cls, low: int, high: int) -> "Lengths":
-        """Every whole number from low to high, both included."""
+        """Take whole numbers from low to high, both included."""
         values = np.arange(low, high + 1, dtype=np.int64)
         return cls(values, np.ones(values.size))
 
@@ -154,7 +154,7 @@ def longest_lognormal(mean: float, sigma: float) -> float:
 
 
 def _median(mean: float, sigma: float) -> float:
-    """The median that gives what is left below the quantile this mean."""
+    """Find the median whose lengths below the quantile have this mean."""
     return mean * math.exp(-(sigma**2) / 2) * _LONGEST / float(normal(np.array(_SCORE - sigma)))
 
 

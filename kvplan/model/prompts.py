@@ -140,7 +140,7 @@ class Prompts:
 def _probabilities(
     count: FloatArray, tokens: FloatArray, level: float | FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """A step, and the probabilities of 0, step, 2·step, … tokens up to the level and one step beyond."""
+    """Return a step, and probabilities of 0, step, 2·step, … tokens to one step beyond the level."""
     step = np.asarray(level) / (_POINTS - 2)
     place = np.minimum(tokens / step[..., None], _POINTS)  # whatever lies beyond the level
     low = np.floor(place).astype(np.int64)

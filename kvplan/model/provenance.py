@@ -17,7 +17,7 @@ class Knowledge(StrEnum):
 
     @classmethod
     def weakest(cls, *several: "Knowledge") -> "Knowledge":
-        """Return what holds for all of them."""
+        """Return the least sure of them."""
         return max(several, key=list(cls).index)
 
 

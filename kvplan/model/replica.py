@@ -58,7 +58,7 @@ class Replica:
         return self.parallelism.data
 
     def of_rank(self) -> "Replica":
-        """Return what one of the ranks has, an engine for itself."""
+        """Return the part of one rank, an engine of its own."""
         ranks = self.ranks
         return replace(
             self,
@@ -74,7 +74,7 @@ class Replica:
         return 1.0 if self.turns_stay else 1 / self.ranks
 
     def with_budget(self, batched_tokens: int | None) -> "Replica":
-        """The replica with a token budget of each rank."""
+        """Set the token budget of each rank."""
         return replace(self, max_num_batched_tokens=batched_tokens and self.ranks * batched_tokens)
 
     @property
@@ -85,7 +85,7 @@ class Replica:
     def longest(self, most: int) -> int:
         """Return the longest request of up to `most` tokens that a rank has room for; rounded down where it is less.
 
-        As vLLM judges when it starts: of a window or chunk an iteration's tokens are there beside.
+        As vLLM judges when it starts: a window or chunk is held beside an iteration's tokens.
 
         >>> Replica(41_408, 16).longest(131_072), Replica(41_408, 16).longest(8_192)
         (40960, 8192)

@@ -92,7 +92,7 @@ class ServingModel:
 
     @property
     def formulas_bound(self) -> bool:
-        """Tell whether less than by formulas may be served: ranks wait for the busiest, or prompts for decodes."""
+        """Tell whether formulas only bound what is served: ranks wait for the busiest, or prompts for decodes."""
         return self.replica.ranks > 1 or (self.engine is not None and self.engine.holds_prompts_back)
 
     def on(self, hardware: Hardware | None) -> "ServingModel":
@@ -151,7 +151,7 @@ class ServingModel:
 class SideBySide:
     """Many models of one shape: the same attributes, with a row for each model and a column for each number.
 
-    What takes time in one model's formulas is not arithmetic but a few dozen array operations on a few numbers each.
+    Formulas of one model spend their time on a few dozen array operations, not on the arithmetic of so few numbers.
     Here each operation is one for all models, and rounds as it does for one.
     """
 
@@ -245,7 +245,7 @@ def _weights(replica: Replica, first: IntArray, stages: IntArray) -> tuple[Stage
 
 
 def _drafting(model: ServingModel, drafts: Drafts) -> Mix:
-    """A row for each number of iterations that requests can stay; weights are means over those still there."""
+    """Make a row for each number of iterations to stay; weights are means over requests still there."""
     replica, prefill = model.replica, model.replica.prefill
     kinds = [(i, c, prompt) for i, c in enumerate(model.classes) for prompt in c.kinds]
     outputs = ((c.outputs_of(p).values.tolist(), c.outputs_of(p).weights.tolist()) for _, c, p in kinds)

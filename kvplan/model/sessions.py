@@ -71,7 +71,7 @@ class Sessions:
 
     @property
     def grows(self) -> tuple[Lengths, ...]:
-        """What a turn has beyond the prompt before it: laws, independent of each other, that add up."""
+        """Independent laws that add up to what a turn has beyond the prompt before it."""
         return (self.user, self.decode, *(sent.decode for sent in self.sends for _ in range(sent.count)))
 
     @property

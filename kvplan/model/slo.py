@@ -65,10 +65,10 @@ def parse_slo(text: str) -> Slo:
     ('ttft_s.p95 <= 2s', 'itl_s.p99')
     """
     shown = repr(text if len(text) <= 80 else text[:77] + "...")
-    found = _SLO.fullmatch(text.strip(" ")) if len(text) <= _LONGEST else None
-    if found is None:
+    match = _SLO.fullmatch(text.strip(" ")) if len(text) <= _LONGEST else None
+    if match is None:
         raise UsageError(f"--slo {shown}: an objective is wanted, such as ttft-p95=2s or 'ttft_s.p95 <= 2 s'")
-    key, symbol, value = found.groups()
+    key, symbol, value = match.groups()
     if (short := _SHORT.fullmatch(key)) is not None:
         key = f"{short[1]}_s.{short[2]}"
         if _NUMBER.fullmatch(value):

@@ -75,7 +75,7 @@ class _ByValue:
 
     @cached_property
     def _key(self) -> tuple[object, ...]:
-        values = (getattr(self, one.name) for one in fields(self))  # type: ignore[arg-type]
+        values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
         return tuple((v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for v in values)
 
     def __eq__(self, other: object) -> bool:
@@ -280,8 +280,8 @@ class TabledWeights(_ByValue):
     def by_pages(self, amount: FloatArray) -> FloatArray:
         pages = (self.table / self.block_tokens).astype(np.int64)
         present = self.present(amount)
-        found = sum_by(pages[:, : present.shape[1]].ravel(), present.ravel())
-        return found[: int(self.largest.max() / self.block_tokens) + 1]  # beyond, nobody is there
+        by_page = sum_by(pages[:, : present.shape[1]].ravel(), present.ravel())
+        return by_page[: int(self.largest.max() / self.block_tokens) + 1]  # beyond, nobody is there
 
     def survival(self, share: FloatArray) -> FloatArray:
         present = self.present(share)

@@ -114,8 +114,8 @@ def analyze(
     Examples
     --------
     >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> one = RequestClass("tools", 2, (3,), (1.0,), 0.9)
-    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
+    >>> requests = RequestClass("tools", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((requests,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
     >>> report = analyze(model, name="three tokens", sha256="")
     >>> report.verdict.status, report.verdict.binding, round(report.worst_cycle.loss, 3)
     (<Status.NEEDS_CAP: 'needs_cap'>, 'kv_memory', 0.2)
@@ -172,8 +172,8 @@ def to_document(report: Report) -> dict[str, Any]:
     --------
     >>> import json
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
-    >>> document = to_document(analyze(ServingModel((one,), Timing(1.0), Replica(60)), name="n", sha256=""))
+    >>> requests = RequestClass("a", 5, (1,), (1.0,), 1.0)
+    >>> document = to_document(analyze(ServingModel((requests,), Timing(1.0), Replica(60)), name="n", sha256=""))
     >>> document["stability"]["gcd"], document["wait"]["thresholds"]
     (1, [2])
     """

@@ -33,7 +33,7 @@ _HOUR_S = 3600.0
 class PerTokens(NamedTuple):
     """Cost of a million output tokens, and of a million tokens in and out; None where the rate is not served.
 
-    Beside it the most energy of an output token, where the power of a GPU is known: it draws that all the time.
+    Also the most energy of an output token, where the power of a GPU is known: it draws that all the time.
     """
 
     per_million_output_tokens: float | None = None
@@ -66,12 +66,12 @@ def cost(
 
     >>> from kvplan.analysis.equilibrium import load
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 200, (100,), (1.0,), 1.0)
-    >>> model = ServingModel((one,), Timing(0.01), Replica(30_000, gpus=2))
-    >>> found = cost(model, 1.80, load(model), overloaded=False, watts=350)
-    >>> found.per_hour, round(found.offered.per_million_output_tokens, 9), round(found.offered.per_million_tokens, 9)
+    >>> requests = RequestClass("a", 200, (100,), (1.0,), 1.0)
+    >>> model = ServingModel((requests,), Timing(0.01), Replica(30_000, gpus=2))
+    >>> price = cost(model, 1.80, load(model), overloaded=False, watts=350)
+    >>> price.per_hour, round(price.offered.per_million_output_tokens, 9), round(price.offered.per_million_tokens, 9)
     (3.6, 10.0, 3.333333333)
-    >>> found.offered.joules_per_output_token
+    >>> price.offered.joules_per_output_token
     7.0
     """
     mix, replica = model.mix, model.replica
@@ -142,8 +142,8 @@ def layout_block(layout: KvLayout | None) -> LayoutBlock | None:
     --------
     >>> from kvplan.model.kv_layout import Layers
     >>> states, full = Layers(Attention.STATE, 48, 3_207_168), Layers(Attention.FULL, 16, 4096)
-    >>> found = layout_block(KvLayout((states, full), 784))
-    >>> found.block_bytes, found.bytes_per_token, found.fixed_tokens_per_request
+    >>> block = layout_block(KvLayout((states, full), 784))
+    >>> block.block_bytes, block.bytes_per_token, block.fixed_tokens_per_request
     (51380224, 65536, 2352)
     """
     if layout is None:
@@ -291,9 +291,9 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 857, (652,), (1.0,), 1.0)
-    >>> found = cache_block(ServingModel((one,), Timing(0.01), Replica(40_000, 16)))
-    >>> found.hit_ratio, round(found.preemption_recovered_share, 2)
+    >>> requests = RequestClass("a", 857, (652,), (1.0,), 1.0)
+    >>> block = cache_block(ServingModel((requests,), Timing(0.01), Replica(40_000, 16)))
+    >>> block.hit_ratio, round(block.preemption_recovered_share, 2)
     (None, 0.44)
     """
     if not (model.replica.prefix_caching and model.is_plain) and not model.finds_prefixes:

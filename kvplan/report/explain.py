@@ -83,7 +83,7 @@ class Quantity(NamedTuple):
 
 
 def listed(words: list[str]) -> str:
-    """At most eight words, with an ellipsis for the rest."""
+    """List up to eight words, with an ellipsis for more."""
     return ", ".join([*words[:_MOST_LISTED], "…"] if len(words) > _MOST_LISTED else words)
 
 
@@ -320,8 +320,8 @@ def explain(asked: Found, answer: Any, model: ServingModel, plan: Plan, most: in
     Examples
     --------
     >>> from kvplan.model import Prefill, Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 2, (3,), (1.0,), 0.9)
-    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
+    >>> requests = RequestClass("a", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((requests,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
     >>> document = {"saturation": {"admissions_per_iteration": 1.0}, "sources": {}}
     >>> page = explain(find("saturation.admissions_per_iteration"), document, model, Plan())
     >>> page.formula, page.rows, [(given.symbol, given.value) for given in page.inputs]
@@ -423,8 +423,8 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _entry_name(record: Record, ledger: Ledger, row: str, k: int) -> str:
     entry = ledger.value(row)
     if isinstance(entry, dict):
-        one = record.list_key.rpartition(".")[2].removesuffix("s")
-        return str(entry.get("name", f"{one} {k + 1}"))
+        singular = record.list_key.rpartition(".")[2].removesuffix("s")
+        return str(entry.get("name", f"{singular} {k + 1}"))
     return str(ledger.value(f"{record.block}.classes[{k}].name")) if record.is_by_class else ""
 
 

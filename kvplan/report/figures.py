@@ -60,8 +60,8 @@ class Figures:
     Examples
     --------
     >>> from kvplan.model import Replica, RequestClass, Timing
-    >>> one = RequestClass("a", 5, (1,), (1.0,), 1.0)
-    >>> Figures(ServingModel((one,), Timing(1.0), Replica(60)), Plan()).load.load_factor_max
+    >>> requests = RequestClass("a", 5, (1,), (1.0,), 1.0)
+    >>> Figures(ServingModel((requests,), Timing(1.0), Replica(60)), Plan()).load.load_factor_max
     10.0
     """
 
@@ -135,7 +135,7 @@ class Figures:
 
     @cached_property
     def headroom(self) -> Headroom | None:
-        """By how much the demand can grow until they do not."""
+        """Growth of the demand up to which they suffice."""
         try:
             return headroom(self.size, lambda: self.judged)
         except UsageError:  # the engine does not run what the profile has
@@ -145,7 +145,7 @@ class Figures:
     def recovery(self) -> Recovery:
         """The rate up to which the replica recovers from any backlog; with a prefix cache, at most the guaranteed one.
 
-        Of what the replica serves with a cold cache preemptions leave a part; so they do of what users ask.
+        Preemptions leave a part of what the replica serves with a cold cache, and of what users ask.
         """
         cold = self.cold_recovery
         if not self.model.finds_prefixes or cold.rate_rps is None:
@@ -162,7 +162,7 @@ class Figures:
 
     @property
     def _recovered_part(self) -> float:
-        """The part that is served in spite of preemptions, of what a cold replica serves."""
+        """Share of a cold replica's rate that is left by preemptions."""
         rate = self.cold_recovery.rate_rps
         return 0.0 if rate is None else min(1.0, rate / sustainable_rate(self.cold)[1])
 
@@ -184,8 +184,8 @@ class Figures:
         computed, least_rps = load(self.model), self.cold_recovery.served_rps
         if not self.model.formulas_bound or least_rps is None:
             return computed
-        found = flooded(self.cold, engine_settings(self.model))
-        return computed.served(max(found.value, least_rps), found.standard_error)
+        backlogged = flooded(self.cold, engine_settings(self.model))
+        return computed.served(max(backlogged.value, least_rps), backlogged.standard_error)
 
     @cached_property
     def levers(self) -> tuple[Lever, Lever]:
@@ -224,9 +224,9 @@ class Figures:
 
     @cached_property
     def wait(self) -> Wait:
-        found = wait(self.cold, arrivals_known=self._arrivals_known)
+        waits = wait(self.cold, arrivals_known=self._arrivals_known)
         beats = beats_nested(self.cold, self.plan)
-        return found._replace(overload=tried(found.overload, self.cold, self.plan), beats_nested=beats)
+        return waits._replace(overload=tried(waits.overload, self.cold, self.plan), beats_nested=beats)
 
     @cached_property
     def nested_wait(self) -> NestedWait:

@@ -54,7 +54,7 @@ def inputs(model: ServingModel) -> Inputs:
 
 
 def assumed(model: ServingModel) -> list[str]:
-    """List the parts of which nothing better is known than something else's."""
+    """List the parts that are only known of something else."""
     return [name for name, basis in inputs(model)._asdict().items() if basis is Knowledge.ASSUMED]
 
 
@@ -138,8 +138,8 @@ def verdicts_in(
 def band_notes(model: ServingModel, offered: Load, recovery_rps: float | None) -> Iterator[str]:
     """Say what the error band of the timing makes of rates and verdict.
 
-    Of the verdict with a prefix cache nothing: what it keeps depends on the clock, and does not scale with iterations.
-    Nor does what a standard burst leaves; where it decides, without `recovery_rps`, only too much load is told.
+    Verdicts with a prefix cache are left out: what it keeps depends on the clock, and does not scale with iterations.
+    Nor does what a standard burst leaves; where it decides, without `recovery_rps`, only overload is reported.
     """
     band, ends = model.measured.band, offered.sustainable_rps_range
     if band is None:
@@ -198,7 +198,7 @@ def source_text(origin: Origin) -> str:
 
 
 def caveat(model: ServingModel) -> str:
-    """Say on the first screen which inputs are neither measured nor stated, or asked too much, and of what ranks."""
+    """Say on the first screen which inputs are unsure or extrapolated, and where rates are only bounds."""
     unsure = {f.name: getattr(model.provenance, f.name) for f in fields(Provenance)}
     unsure = {name: origin for name, origin in unsure.items() if origin.basis not in _SURE}
     said = []

@@ -149,9 +149,9 @@ class Record(NamedTuple):
 
     @property
     def symbol(self) -> str:
-        """By which formulas call the figure: the left-hand side of its own; empty where that has none."""
-        found = _SYMBOL.match(self.formula)
-        return found[1] if found else ""
+        """Symbol of the figure: the left-hand side of its formula; empty where that has none."""
+        match = _SYMBOL.match(self.formula)
+        return match[1] if match else ""
 
     def written(self, value: Any) -> str:
         """Write the value as tables show it.
@@ -437,7 +437,7 @@ def _put(table: dict[str, Any], path: list[str], record: Record) -> None:
 
 
 def _let_be_null(table: dict[str, Any]) -> None:
-    """Tables below this one of which all can be null can be null themselves."""
+    """Let tables below be null of which every value can be null."""
     for inner in table.get("properties", {}).values():
         if inner["type"] == "object" and inner["properties"]:
             _let_be_null(inner)

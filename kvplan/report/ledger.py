@@ -36,7 +36,7 @@ KeyPath = tuple[str | int | Named, ...]
 class Figure(NamedTuple):
     """A value, the interval that it lies in, how it is known, and from where; None and empty where there is none.
 
-    An upper end of None beside a lower one is one that is not known.
+    An upper end of None beside a lower one is not known.
     """
 
     value: Any
@@ -109,8 +109,8 @@ def general(key: str) -> str:
     >>> general("wait.classes[0].threshold"), general("worst_cycle.danger_zone_rps[0]")
     ('wait.classes[].threshold', 'worst_cycle.danger_zone_rps')
     """
-    found = "".join(f".{part}" if isinstance(part, str) else "[]" for part in parsed(key))[1:]
-    return found if found in RECORDS else found.removesuffix("[]")
+    written = "".join(f".{part}" if isinstance(part, str) else "[]" for part in parsed(key))[1:]
+    return written if written in RECORDS else written.removesuffix("[]")
 
 
 @lru_cache(maxsize=4096)

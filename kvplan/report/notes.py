@@ -78,15 +78,15 @@ def _of_inputs(figures: Figures, tried: bool) -> Iterator[str]:
     yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.drains_up_to_rps)
-    if (found := behind(model, figures.plan, tried=tried)) is not None:
-        now, most, filled = map(format_number, (found.now_rps, found.most_rps, found.filled_rps))
-        ttft = " to ".join(map(format_seconds, (found.ttft_now_s, found.ttft_filled_s)))
+    if (batch := behind(model, figures.plan, tried=tried)) is not None:
+        now, most, filled = map(format_number, (batch.now_rps, batch.most_rps, batch.filled_rps))
+        ttft = " to ".join(map(format_seconds, (batch.ttft_now_s, batch.ttft_filled_s)))
         felt = (
-            f"with {filled} ttft p95 of {found.first} goes from {ttft}"
+            f"with {filled} ttft p95 of {batch.first} goes from {ttft}"
             if tried
             else "--trial: what that does to ttft"
         )
-        yield f"{most} requests/s of {found.last} fill what goes before them leaves, now {now}; {felt}."
+        yield f"{most} requests/s of {batch.last} fill what goes before them leaves, now {now}; {felt}."
     if tried and (capped := session_cap(model, figures.plan)) is not None:
         yield (
             f"From the collapsed state a cap of {capped.settings[0].value:g} conversations in flight (policy "

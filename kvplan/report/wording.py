@@ -56,9 +56,9 @@ def sentences(name: str, ledger: Ledger) -> list[str]:
 
 def first_key(texts: str | Sequence[str]) -> str:
     """Return the key that texts name first."""
-    found = _FIGURE.search(texts if isinstance(texts, str) else "".join(texts))
-    assert found is not None
-    return found[1]
+    match = _FIGURE.search(texts if isinstance(texts, str) else "".join(texts))
+    assert match is not None
+    return match[1]
 
 
 def interval(low: float, high: float | None, written: Callable[[float], str]) -> str:

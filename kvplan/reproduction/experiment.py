@@ -143,7 +143,7 @@ class Figure:
 
 
 def _number(printed: str) -> tuple[float, float]:
-    """A number as printed, and a unit of its last digit.
+    """Read a printed number and its last digit's unit.
 
     >>> _number("-18.9%"), _number("1.33")
     ((-0.189, 0.001), (1.33, 0.01))
@@ -275,16 +275,16 @@ def _figure(table: dict[str, Any]) -> Figure:
 
 
 def _inherited(workloads: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Workloads with the tables that they take over; a table that is given again is merged, a list replaced."""
-    found: dict[str, dict[str, Any]] = {}
+    """Add the tables that workloads take over; one that is given again is merged, a list replaced."""
+    complete: dict[str, dict[str, Any]] = {}
     for name, tables in workloads.items():
         own = {key: value for key, value in tables.items() if key not in ("like", "shipped")}
-        base = found[tables["like"]] if "like" in tables else {}
+        base = complete[tables["like"]] if "like" in tables else {}
         if "shipped" in tables:
             text = shipped_profiles()[tables["shipped"]].read_text("utf-8")
             base = {key: value for key, value in tomli.loads(text).items() if key not in ("schema", "name")}
-        found[name] = _merged(base, own)
-    return found
+        complete[name] = _merged(base, own)
+    return complete
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

@@ -49,34 +49,34 @@ class Reproduction(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """That of the figure which fares worst."""
-        return max((one.verdict for one in self.compared), key=_ORDER.index)
+        """The worst verdict of its figures."""
+        return max((figure.verdict for figure in self.compared), key=_ORDER.index)
 
 
 def reproduction(experiment: Experiment, documents: Mapping[str, Mapping[str, Any]]) -> Reproduction:
     """Judge all figures of an experiment by the documents of its runs."""
     compared = tuple(_compared(figure, documents, experiment.given) for figure in experiment.figures)
     searched = {run.name: documents[run.name] for run in experiment.runs if run.grid}
-    return Reproduction(experiment, compared, {name: _choice(found) for name, found in searched.items()})
+    return Reproduction(experiment, compared, {name: _choice(result) for name, result in searched.items()})
 
 
-def _choice(found: Mapping[str, Any]) -> str:
-    hung = f" (livelock at {'; '.join(found['livelock'])})" if found["livelock"] else ""
-    return f"{found['chosen']}{hung}"
+def _choice(result: Mapping[str, Any]) -> str:
+    hung = f" (livelock at {'; '.join(result['livelock'])})" if result["livelock"] else ""
+    return f"{result['chosen']}{hung}"
 
 
 def _compared(figure: Figure, documents: Mapping[str, Mapping[str, Any]], given: bool) -> Compared:
     if not figure.of:
         return Compared(figure, None, Verdict.NOT_DETERMINABLE)
     of, over = ([_at(path, documents) for path in paths] for paths in (figure.of, figure.over))
-    found = measured(of, over)
-    verdict = judged(figure, found)
+    measurement = measured(of, over)
+    verdict = judged(figure, measurement)
     if verdict is Verdict.REFUTED and not given:
         verdict = Verdict.REFUTED_AS_CHOSEN
-    return Compared(figure, found, verdict)
+    return Compared(figure, measurement, verdict)
 
 
-def judged(figure: Figure, found: Measured) -> Verdict:
+def judged(figure: Figure, measurement: Measured) -> Verdict:
     """Return the verdict on a measured value, which its whole interval decides.
 
     A printed value is reproduced if no value of the interval is further from it than is allowed, refuted if all are;
@@ -96,13 +96,13 @@ def judged(figure: Figure, found: Measured) -> Verdict:
     if target is not None:
         width = figure.allowed + _ROUNDING * (1 + abs(target))
         least, most = target - width, target + width
-    if least <= found.low and found.high <= most:
+    if least <= measurement.low and measurement.high <= most:
         return Verdict.REPRODUCED
     if figure.over and target is not None:
-        signed = sorted(math.copysign(1, target) * part for part in found)
-        if signed[0] > 0 and math.copysign(1, target) * found.value >= _FLOOR * abs(target):
+        signed = sorted(math.copysign(1, target) * part for part in measurement)
+        if signed[0] > 0 and math.copysign(1, target) * measurement.value >= _FLOOR * abs(target):
             return Verdict.SAME_DIRECTION
-    apart = found.high < least or found.low > most
+    apart = measurement.high < least or measurement.low > most
     return Verdict.REFUTED if apart else Verdict.NOT_DETERMINABLE
 
 
@@ -151,7 +151,7 @@ def _mean(places: Sequence[Place], seed: int) -> Measured:
 
 
 def _of_seed(document: Mapping[str, Any], key: str, seed: int) -> Measured:
-    """What is not simulated, and what has no chance in it, is the same for every seed."""
+    """Return a figure of one seed; without chance it is the same for all."""
     if "seeds" in document:
         document = document["seeds"][seed if len(document["seeds"]) > 1 else 0]
     value = value_at(document, key)

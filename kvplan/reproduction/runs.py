@@ -46,7 +46,7 @@ def run_all(experiment: Experiment, announce: Announce | None = None) -> dict[st
 
 
 def document(run: Run, model: ServingModel, plan: Plan, announce: Announce | None = None) -> Document:
-    """The figures of one run."""
+    """Make figures of a run."""
     if run.gaps is not None:
         return _gaps(run, model)
     if run.fluid is not None:
@@ -92,7 +92,7 @@ def _gaps(run: Run, model: ServingModel) -> Document:
 
 
 def _fluid(run: Run, model: ServingModel) -> Document:
-    """The fluid map from given masses; rates are those of its last third, whole longest stays."""
+    """Run the fluid map; rates are those of its last third, in whole longest stays."""
     from kvplan.analysis.fluid_map import fluid_map
     from kvplan.analysis.fluid_map import run as iterate
 
@@ -115,20 +115,20 @@ def _fluid(run: Run, model: ServingModel) -> Document:
 
 
 def _simulated(run: Run, model: ServingModel, plan: Plan, announce: Announce | None) -> Document:
-    """A document of each seed, so that runs can be compared seed by seed; the best of a grid."""
+    """Make a document of each seed, to compare runs seed by seed; the best of a grid."""
     if run.horizons:
         shorter = [replace(run, horizon=horizon, horizons=()) for horizon in run.horizons]
         return _slopes([_simulated(each, model, plan, announce) for each in shorter])
     from kvplan.simulation.experiments.grid import search
 
-    found = _study(run, model, plan, announce)
-    best = search(found, run.best)
+    study = _study(run, model, plan, announce)
+    best = search(study, run.best)
     if best.best is None:
         at = " at all values of its grid" if run.grid else ""
         raise LivelockError(f"run {run.name}: a livelock{at}, so there are no figures")
-    chosen = found.only([best.best])
+    chosen = study.only([best.best])
     (result,), (figures,), (pairs,) = chosen.results, chosen.by_seed, chosen.runs
-    known = {"parameters": result.parameters, "status": result.status, "horizon_s": found.load.horizon_s}
+    known = {"parameters": result.parameters, "status": result.status, "horizon_s": study.load.horizon_s}
     if len(pairs) == 1:
         known["ci95"] = result.ci95
     seeds = [
@@ -144,14 +144,14 @@ def _study(run: Run, model: ServingModel, plan: Plan, announce: Announce | None)
     assert run.policy is not None
     grid = [f"{key}={','.join(map(str, values))}" for key, values in (run.grid or {}).items()]
     policies = options.chosen([run.policy], run.set, grid)
-    found = study.study(model, plan, _load(run, model), policies, range(run.seeds), announce=announce)
-    if found.interrupted:
+    answer = study.study(model, plan, _load(run, model), policies, range(run.seeds), announce=announce)
+    if answer.interrupted:
         raise KeyboardInterrupt
-    return found
+    return answer
 
 
 def _load(run: Run, model: ServingModel) -> "Load":
-    """The requests of a run, as options of `kvplan simulate` describe them."""
+    """Draw requests of a run as options of `kvplan simulate` describe them."""
     from kvplan.options import SimulateOptions
     from kvplan.simulation.experiments import options
 

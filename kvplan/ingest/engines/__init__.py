@@ -46,7 +46,7 @@ _SERVICE = re.compile(  # docker compose, kubectl --prefix, stern, journald
 
 
 class Setting:
-    """What else a start says; `OF_TIMES` are those on which the time of an iteration hangs."""
+    """Names of settings that a start logs; iteration times depend on those in `OF_TIMES`."""
 
     BLOCK, SEQS, BATCHED = "block_tokens", "max_num_seqs", "max_num_batched_tokens"
     RANKS = TP, DP, EP, PP, DCP = tuple(f"{field.name}_parallel" for field in fields(Parallelism))
@@ -85,7 +85,7 @@ class StatisticsReader(Protocol):
 
 
 class EngineLog(NamedTuple):
-    """What one engine logs; expressions are None where it logs no such thing."""
+    """Expressions for what one engine logs; None where it logs no such thing."""
 
     engine: str
     looked_for: str  # its statements of a capacity, as a message lists them
@@ -115,7 +115,7 @@ class EngineLog(NamedTuple):
     statistics: "Callable[[Collector], StatisticsReader] | None" = None
 
     def settings_of_times(self, line: str) -> dict[str, str] | None:
-        """Read on which arguments the time of an iteration hangs; None where a line does not list all of them."""
+        """Read the arguments that iteration times depend on; None where a line does not list all of them."""
         if self.arguments is None or not self.arguments.search(line):
             return None
         ranks = (*Setting.RANKS, Setting.ALL_EXPERTS, Setting.ATTENTION)
@@ -139,7 +139,7 @@ class Telling(NamedTuple):
 
 
 def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str] = ()) -> Iterator[Telling]:
-    """Yield the lines that have a word of any engine or one of these, which are looked for in many lines at once.
+    """Yield the lines with a word of any engine or one of `words`; many lines are searched at once.
 
     >>> lines = [(1, "one"), (2, "two"), (3, "Avg prompt throughput: 3")]
     >>> [(number, log and log.engine) for number, _, log in telling(lines, ["on"])]
@@ -158,7 +158,7 @@ def telling(numbered: Iterable[tuple[int, str]], words: Iterable[str] = ()) -> I
 
 
 def _with_words(numbered: Sequence[tuple[int, str]], words: Collection[str]) -> Iterator[Telling]:
-    """Look first for what engines log as they run, which can be nearly all: little is left for the other words."""
+    """Search first for lines of running engines, which can be nearly all: few are left for other words."""
     numbered = [each for each in numbered if _REQUEST not in each[1]]
     running = _places([line for _, line in numbered], _RUNNING)
     rest = [index for index in range(len(numbered)) if index not in running]
@@ -175,14 +175,14 @@ def _places(lines: Sequence[str], words: Iterable[str]) -> dict[int, str]:
     """Tell which lines have one of these words, and the first of them."""
     text = "\n".join(lines)
     ends = list(accumulate(len(line) + 1 for line in lines))
-    found: dict[int, str] = {}
+    word_by_line: dict[int, str] = {}
     for word in words:
         place = text.find(word)
         while place >= 0:
             index = bisect_right(ends, place)
-            found.setdefault(index, word)
+            word_by_line.setdefault(index, word)
             place = text.find(word, ends[index])
-    return found
+    return word_by_line
 
 
 class KvCapacity(NamedTuple):
@@ -193,7 +193,7 @@ class KvCapacity(NamedTuple):
 
 
 class EngineMetrics(NamedTuple):
-    """What an engine calls its metrics, after a prefix and a colon; of several the first that is there counts."""
+    """Names of an engine's metrics, after a prefix and a colon; of several the first present one counts."""
 
     engine: str
     prefix: str
@@ -230,7 +230,7 @@ class Snapshot:
     notes: tuple[str, ...] = ()
 
     def series(self, name: str) -> dict[Key, float]:
-        """Return values by their labels; those that only differ in the rank which says it are one."""
+        """Return values by their labels; those that differ only in the reporting rank are one."""
         series: dict[Key, float] = {}
         read: dict[Key, float] = {}
         for labels, value in self.samples.get(name, ()):

@@ -36,7 +36,7 @@ _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends
 
 
 def read_model(reference: str | Path) -> ModelShape:
-    """The shape of a model: of a config.json, a folder with one, a file in GGUF, or a name in the catalogue.
+    """Read a model's shape: of a config.json, a folder with one, a file in GGUF, or a name in the catalogue.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def read_model(reference: str | Path) -> ModelShape:
 
 @cache
 def catalogue() -> Mapping[str, Mapping[str, Any]]:
-    """The configurations that come with kvplan, by their names on Hugging Face."""
+    """Read the configurations of the catalogue, by their names on Hugging Face."""
     return tables("models.toml")
 
 
@@ -85,7 +85,7 @@ def checkpoints() -> Mapping[str, Mapping[str, str]]:
 
 
 def models() -> dict[str, dict[str, str]]:
-    """All names of the catalogue: by entry the names that stand for a model of these sizes, with its name in full.
+    """Return all names of the catalogue: by entry, each name of a model of these sizes, with its name in full.
 
     >>> models()["meta-llama/Llama-3.2-1B"]["Llama-3.2-1B-Instruct"]
     'meta-llama/Llama-3.2-1B-Instruct'
@@ -99,15 +99,15 @@ def _names(entry: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     real = {name.rpartition("/")[2]: name for name in every}
     for name, full in (
         *real.items(),
-        *((short, real[one]) for short, one in config.get("short", {}).items()),
+        *((short, real[long]) for short, long in config.get("short", {}).items()),
     ):
         yield from ((name, full), (name if "/" in name else f"{full.partition('/')[0]}/{name}", full))
 
 
 def _catalogued(text: str) -> tuple[str, str, Mapping[str, Any]]:
-    """A model's name in full, the entry with its sizes, and what a type of weights at the end of `text` changes."""
-    full = {name: one for names in models().values() for name, one in names.items()}
-    entries = {one: entry for entry, names in models().items() for one in names.values()}
+    """Find a model's full name, the entry with its sizes, and what a type of weights at `text`'s end changes."""
+    full = {name: model for names in models().values() for name, model in names.items()}
+    entries = {model: entry for entry, names in models().items() for model in names.values()}
     known = {name: name for name in entries}
     try:
         name = find(text, known, full, _NOUN)
@@ -124,7 +124,7 @@ def _catalogued(text: str) -> tuple[str, str, Mapping[str, Any]]:
 
 
 def _quantization_beside(path: Path) -> Keys | None:
-    """What stands for the `quantization_config` of a config.json without one: the files that quantisers write."""
+    """Read the file of a quantiser that replaces the `quantization_config` of a config.json without one."""
     for name, method in (("hf_quant_config.json", "modelopt"), ("quantize_config.json", "gptq")):
         if path.with_name(name).exists():
             whole = read_object(path.with_name(name))
@@ -134,7 +134,7 @@ def _quantization_beside(path: Path) -> Keys | None:
 
 
 def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelShape:
-    """The shape that a config.json describes; of a text model nested in one for images or sound, where there is one.
+    """Read the shape in a config.json; of a text model nested in one for images or sound, where there is one.
 
     `quantization` stands for its `quantization_config` where it has none. Raises as `read_model`.
     """
@@ -149,7 +149,7 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
     keys.require(*_REQUIRED)
     unread = keys.unread()
     classes = keys.values.get("architectures")
-    if isinstance(classes, list) and classes and not any(str(one).endswith(_GENERATING) for one in classes):
+    if isinstance(classes, list) and classes and not any(str(cls).endswith(_GENERATING) for cls in classes):
         raise keys.error("architectures", "none of these generates text, and so keeps KV")
     context = keys.optional_size("max_position_embeddings")
     layers = keys.size("num_hidden_layers", most=_LAYERS)
@@ -185,7 +185,7 @@ def shape_of(whole: Keys, name: str, quantization: Keys | None = None) -> ModelS
 
 
 def _filled(keys: Keys) -> dict[str, Any]:
-    """What the class of a model fills in, or full attention; a pattern of layers only where they are not listed."""
+    """Return defaults of a model's class, or of full attention; a pattern of layers unless these are listed."""
     kind, heads, hidden = (
         keys.text("model_type"),
         *(keys.find(key)[1] for key in ("num_attention_heads", "hidden_size")),
@@ -212,20 +212,22 @@ def _longest(keys: Keys, context: int | None) -> int | None:
     if context is None or table is None or "gemma3" in keys.text("model_type"):
         return context
     several = [
-        one for name in table.values if isinstance(table.values[name], dict) and (one := table.table(name))
+        rope for name in table.values if isinstance(table.values[name], dict) and (rope := table.table(name))
     ]
-    for one in several or [table]:
-        kind = one.text("rope_type") or one.text("type")
-        factor = one.values.get("factor")
+    for rope in several or [table]:
+        kind = rope.text("rope_type") or rope.text("type")
+        factor = rope.values.get("factor")
         if kind in _UNSCALED or isinstance(factor, bool) or not isinstance(factor, int | float):
             continue
-        trained = one.size("original_max_position_embeddings", default=context) if kind == "yarn" else context
+        trained = (
+            rope.size("original_max_position_embeddings", default=context) if kind == "yarn" else context
+        )
         return max(1, min(int(trained * factor), LARGEST))
     return context
 
 
 def _delta_attention(keys: Keys) -> dict[str, Any]:
-    """What Kimi Linear states in a table of its own, counting layers from 1; vLLM keeps its states in 32 bits."""
+    """Read Kimi Linear's own table, which counts layers from 1; vLLM keeps its states in 32 bits."""
     table = keys.table("linear_attn_config")
     if table is None:
         return {}

@@ -34,7 +34,7 @@ _OFF = {
 
 
 class Takes(NamedTuple):
-    """What an engine takes from one version on, as engines.toml describes it; `limits` are its own or given."""
+    """Memory that an engine takes from one version on, by engines.toml; `limits` are its own or given."""
 
     engine: EngineName
     newest: str
@@ -65,7 +65,7 @@ class Takes(NamedTuple):
 
 
 def takes(engine: EngineName, version: str = "") -> list[Takes]:
-    """What an engine takes: first at a version, the newest known if that is empty, then at those before it.
+    """List what an engine takes: at a version, the newest known if that is empty, then at those before it.
 
     Raises
     ------
@@ -110,7 +110,7 @@ _SGLANG_CHUNKS = ((35, 2048), (60, 4096), (160, 8192))  # below so many GiB, tok
 
 
 def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> dict[str, int]:
-    """What an engine allows on a GPU where nobody says otherwise.
+    """Return the limits an engine has by default on a GPU.
 
     ``vllm serve``: ``EngineArgs.get_batch_defaults``. Before 0.8, the first version with V1 as its default, limits were
     the same on all GPUs (vLLM pull request 16158). TensorRT-LLM: ``BuildConfig``, on all. SGLang: the chunk of a prompt
@@ -129,9 +129,9 @@ def default_limits(engine: EngineName | None, gpu: Gpu, version: str = "") -> di
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEstimate:
-    """What one data-parallel rank holds, in whole blocks, and what was assumed. Bytes are those of one GPU.
+    """Capacity of one data-parallel rank, in whole blocks. Bytes are those of one GPU.
 
-    `version` is the engine's, with what others would hold where none was named.
+    `version` is the engine's, with what others hold if none was named; `notes` tell assumptions.
     """
 
     memory_tokens: int
@@ -156,7 +156,7 @@ class ReplicaEstimate:
     @property
     def is_mixed(self) -> bool:
         """Some layers keep less than all tokens of a request."""
-        return any(one.kind is not Attention.FULL for one in self.layout.layers)
+        return any(layer.kind is not Attention.FULL for layer in self.layout.layers)
 
 
 def estimate_replica(
@@ -193,8 +193,8 @@ def estimate_replica(
 
     >>> from kvplan.ingest.model.hardware import find_gpu
     >>> from kvplan.ingest.model.config import read_model
-    >>> found = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("RTX 4090"), version="0.19.0")
-    >>> found.memory_tokens, found.layout.bytes_per_token
+    >>> estimate = estimate_replica(read_model("Llama-3.1-8B"), find_gpu("RTX 4090"), version="0.19.0")
+    >>> estimate.memory_tokens, estimate.layout.bytes_per_token
     (40896, 131072)
     """
     if utilization is not None and not 0 < utilization <= 1:
@@ -248,7 +248,7 @@ def estimate_replica(
 
 
 def check_parallelism(ranks: Parallelism, shape: ModelShape, gpu: Gpu) -> None:
-    """Refuse what a model cannot be shared out by, or GPUs that are not connected."""
+    """Refuse parallelism that does not fit a model, or GPUs without connection."""
     gpu.check_group(ranks.gpus)
     kind, must = ranks.misfit or ("", "")
     if not shape.counts.experts:

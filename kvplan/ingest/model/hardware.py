@@ -52,7 +52,7 @@ class Gpu:
 def find_gpu(
     name: str, *, memory: str | None = None, bandwidth: str | None = None, flops: str | None = None
 ) -> Gpu:
-    """A GPU of the catalogue, by any of its names without regard to case and punctuation, or one that is described.
+    """Find a GPU of the catalogue by any of its names in any case and punctuation, or make one as described.
 
     A slice is named after a colon. Of a GPU in the catalogue any figure may be replaced; another one needs all three,
     and is taken to have 32 GB/s to others, as PCIe 4.0.
@@ -98,13 +98,13 @@ def find_gpu(
 
 
 def _assumed(name: str, gpu: Gpu, known: Iterable[str]) -> str:
-    """Say that a name was taken for one form of a GPU, of several: SXM where nobody said PCIe."""
+    """Say which of several forms of a GPU a name was taken for: SXM unless it says PCIe."""
     base = gpu.name
     if plain(name) != plain(base):
         base = base.partition(" ")[0]
         if re.sub(r"(?:40|80|94|96|141)gb$", "", plain(name)) != plain(base):
             return ""
-    others = " or ".join(one for one in known if one != gpu.name and one.startswith(f"{base} "))
+    others = " or ".join(other for other in known if other != gpu.name and other.startswith(f"{base} "))
     taken = gpu.name if "SXM" in gpu.name else f"{gpu.name} SXM"
     return f"{name} was taken for {taken}, not {others}" if others else ""
 
@@ -143,7 +143,7 @@ def _slice(gpu: Gpu, profile: str) -> Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs of the catalogue."""
+    """List all known GPUs."""
     return tuple(_catalogue()[0].values())
 
 
@@ -182,12 +182,12 @@ def _gpu(name: str, table: Mapping[str, Any]) -> Gpu:
 
 
 def tables(file: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file of the package, or of that name beside this module."""
+    """Read a TOML file of the package, or of that name beside this module."""
     return tomli.loads((Path(__file__).parent / file).read_text("utf-8"))
 
 
 def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: str) -> T:
-    """What goes by a name, or by another one that stands for it; or raise a `UsageError` with the nearest."""
+    """Look up a name or an alias; raise a `UsageError` with the nearest ones where there is none."""
     written = {plain(other): proper for other, proper in aliases.items()} | {plain(k): k for k in known}
     wanted = plain(name)
     if wanted in written:
@@ -198,7 +198,7 @@ def find(name: str, known: Mapping[str, T], aliases: Mapping[str, str], noun: st
 
 
 def plain(name: str) -> str:
-    """A name without case, punctuation and the words every product of a maker has."""
+    """Strip case, punctuation and the words every product of a maker has."""
     return re.sub(r"[\W_]", "", _MAKERS.sub("", name.lower()))
 
 

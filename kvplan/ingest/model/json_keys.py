@@ -36,13 +36,13 @@ class Keys:
     values: Mapping[str, Any]
 
     def find(self, name: str) -> tuple[str, Any]:
-        """A key by any of its names, and its value; None where it is missing or null."""
-        found = (key for key in (name, *_ALIASES.get(name, ())) if self.values.get(key) is not None)
-        key = next(found, name)
+        """Find a key by any of its names; its value is None where missing or null."""
+        present = (key for key in (name, *_ALIASES.get(name, ())) if self.values.get(key) is not None)
+        key = next(present, name)
         return key, self.values.get(key)
 
     def has(self, name: str) -> bool:
-        """Whether the key is there, and not null."""
+        """Tell if the key is there, and not null."""
         return self.find(name)[1] is not None
 
     def require(self, *names: str) -> None:
@@ -52,18 +52,18 @@ class Keys:
             raise UsageError(f"{self.source}: misses {', '.join(missing)}; {has}")
 
     def size(self, name: str, default: int | None = None, least: int = 1, most: int = LARGEST) -> int:
-        """A whole number from `least` to `most`, or the same for each layer; required where there is no default."""
+        """Read a whole number from `least` to `most`, or the same for each layer; required without a default."""
         key, value = self.find(name)
         if value is None and default is not None:
             return default
         if isinstance(value, list) and len(value) == self.values.get("num_hidden_layers"):
-            value = value[0] if all(one == value[0] for one in value) else value
+            value = value[0] if all(number == value[0] for number in value) else value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.error(key, f"{shown(value)}; must be a whole number from {least} to {most:,}")
         return value
 
     def optional_size(self, name: str) -> int | None:
-        """A whole number of at least 1; None where it is missing, null or 0, which switch a feature off."""
+        """Read a whole number from 1 on; None where missing, null or 0, which switch a feature off."""
         return self.size(name, default=0, least=0) or None
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -71,7 +71,7 @@ class Keys:
         return bool(self._typed(name, bool, "true or false", default))
 
     def text(self, name: str) -> str:
-        """A string, lower case; empty where it is missing."""
+        """Read a string, lower case; empty where missing."""
         return str(self._typed(name, str, "a string", "")).lower()
 
     def table(self, name: str) -> "Keys | None":
@@ -133,7 +133,7 @@ class Keys:
 
 
 def shown(value: object) -> str:
-    """A value as messages quote it: short, on one line, whatever it is."""
+    """Quote a value in a message: short, on one line, whatever it is."""
     if value is None:
         return "missing"
     if isinstance(value, bool):
@@ -147,7 +147,7 @@ def shown(value: object) -> str:
 
 
 def read_object(path: Path) -> Keys:
-    """The JSON object in a file; refused is what is not text in UTF-8, or holds something else."""
+    """Read the JSON object in a file; refuse what is not UTF-8, or holds something else."""
     with lines_of(path) as lines:
         text = lines.rest(_LARGEST_FILE + 1)
         if len(text) > _LARGEST_FILE:
@@ -156,7 +156,7 @@ def read_object(path: Path) -> Keys:
 
 
 def parse_object(text: str, source: str) -> Keys:
-    """The JSON object that a text is."""
+    """Read a text as a JSON object."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

@@ -32,7 +32,7 @@ from kvplan.ingest.model.json_keys import FAMILIES, LAYERS, Keys
 
 
 class Layer(StrEnum):
-    """What a layer is: attention or a state, mostly followed by an MLP or experts; or one of these alone."""
+    """Kind of a layer: attention or a state, mostly followed by an MLP or experts; or one of these alone."""
 
     FULL = "full"
     WINDOW = "window"
@@ -52,7 +52,7 @@ _DT_SHARE = 16  # of the hidden size to the width that Mamba-1 makes its time st
 
 
 def read_layers(keys: Keys, count: int, context: int | None) -> tuple[Layer, ...]:
-    """The kind of each layer; windows that no request is longer than are full attention."""
+    """Tell each layer's kind; windows that no request is longer than are full attention."""
 
     def bounded(kind: Layer) -> bool:
         return kind in _SIZES and not (context is not None and window_of(keys, kind) >= context)
@@ -217,7 +217,7 @@ _LIGHTNING = ("lightning_nh", "layer_group_size", "attn_type_list", "mixer_types
 
 
 def read_state(keys: Keys, *, listed: bool) -> State | None:
-    """The state that a configuration describes; `listed`: it says which layers have one."""
+    """Read the state in a configuration; `listed`: it says which layers have one."""
     stated = next((key for key in _STATES if keys.has(key)), None)
     if not listed and stated is not None:
         at = keys.find(stated)[0]

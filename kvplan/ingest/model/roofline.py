@@ -103,7 +103,7 @@ def roofline(
     engine: EngineName | None = None,
     reached: Efficiency | None = None,
 ) -> Roofline:
-    """The timing to expect of a model on GPUs, whose peaks are `reached` as is shipped, or otherwise."""
+    """Estimate the timing of a model on GPUs; `reached` are shares of their peaks, None: as shipped."""
     gpu.check_group(parallelism.group)
     shape = with_weights(shape, weight_dtype)
     timing = estimated_timing(
@@ -119,7 +119,7 @@ def roofline(
             "times with pipeline or context parallelism were not compared with measurements; stages are taken to be "
             "always busy"
         )
-    if any(one.window for one in shape.kept):
+    if any(layer.window for layer in shape.kept):
         notes.append(
             "d1 is for the context that layers with full attention read, and windows or chunks in proportion: it goes "
             "with the [[gpu.kv]] of the same model"
@@ -136,7 +136,7 @@ def estimated_timing(
     kv_dtype: str = "auto",
     engine: EngineName | None = None,
 ) -> Timing:
-    """The timing of a model on GPUs of which so much is reached; of several data-parallel ranks, that of one."""
+    """Compute the timing on GPUs of which so much is reached; of several data-parallel ranks, that of one."""
     ranks, counts = parallelism, shape.counts
     memory_s = 1 / (reached.bandwidth * gpu.bandwidth_bytes_per_s)
     table, of_experts, others = _bytes_read(shape)
@@ -165,7 +165,7 @@ def estimated_timing(
 
 
 def assumed_kv_dtype(gpu: Gpu, engine: EngineName | None) -> str:
-    """What public benchmarks are taken to keep the cache in where they do not say; an assumption."""
+    """Return the type of KV cache that public benchmarks are assumed to have if they state none."""
     return "fp8" if gpu.flops_fp4 is not None or engine is EngineName.TRTLLM else "auto"
 
 
@@ -191,7 +191,7 @@ def _bytes_read(shape: ModelShape) -> tuple[float, float, float]:
 def _kv_read(shape: ModelShape, kv_dtype: str, ranks: Parallelism) -> tuple[float, float]:
     """Bytes that a GPU reads for each KV token and each sequence."""
     layers = kv_layers(shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor)
-    states = 2 * sum(one.count * one.bytes for one in layers if one.is_state)
+    states = 2 * sum(layer.count * layer.bytes for layer in layers if layer.is_state)
     if (attention := shape.attention).index_dim is None or not attention.index_topk:
         per_token = kv_bytes_per_token(shape, kv_dtype=kv_dtype, tensor_parallel=ranks.tensor)
         return per_token / ranks.context, states
@@ -238,8 +238,8 @@ class _Pairs(NamedTuple):
 
 
 def _pairs(shape: ModelShape) -> _Pairs:
-    full = sum(one.count for one in shape.kept if one.kind is Attention.FULL)
-    bounded = sum(one.count * one.window for one in shape.kept if one.window)
+    full = sum(layer.count for layer in shape.kept if layer.kind is Attention.FULL)
+    bounded = sum(layer.count * layer.window for layer in shape.kept if layer.window)
     chosen = shape.attention.index_topk
     return _Pairs(0, full * chosen + bounded) if chosen else _Pairs(full, bounded)
 
@@ -270,24 +270,24 @@ def learnt(part: str) -> Any:
 
 @cache
 def efficiency() -> Efficiency:
-    """What was learnt of the peaks."""
+    """Return the learnt shares."""
     return Efficiency(**learnt("efficiency"))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request takes outside the engine: so long, and as much longer as so many iterations."""
+    """Time of a request outside the engine: seconds, and a number of iterations."""
 
     seconds: float
     iterations: float = 0.0
 
     def overhead_s(self, timing: Timing) -> float:
-        """Seconds, by the time of an iteration of a small batch; a larger one hardly told."""
+        """Return seconds, by the iteration time of a small batch; a larger one hardly told."""
         return self.seconds + self.iterations * timing(_FEW * _CONTEXT, 0.0, _FEW)
 
 
 def request_overhead_s(timing: Timing, engine: EngineName) -> float:
-    """What a request takes outside an engine, where nobody has measured it."""
+    """Estimate the seconds that a request takes outside an engine."""
     return Answer(**learnt("answer")[engine]).overhead_s(timing)
 
 
@@ -306,7 +306,7 @@ def _trust(shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName |
     own = _of_itself(shape, gpu, ranks, engine)
     if own:
         points = sum(number for *_, number in own)
-        low, high = min(one[0] for one in own), max(one[1] for one in own)
+        low, high = min(measured[0] for measured in own), max(measured[1] for measured in own)
         several = f"{ranks} of {gpu.name}" if ranks.gpus > 1 else gpu.name
         return _Trust(low, high, len(own), f"at {points} points of this model on {several}")
     if gpu.name not in learnt("gpus"):
@@ -315,11 +315,11 @@ def _trust(shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName |
         return _Trust(**band, where=f"in {band['configurations']} {where}")
     bands, several = learnt("bands")[kind], "1 GPU" if ranks.gpus == 1 else f"{ranks.gpus} GPUs"
     alike = [bands[str(ranks.gpus)]] if str(ranks.gpus) in bands else list(bands.values())
-    number = sum(one["configurations"] for one in alike)
+    number = sum(group["configurations"] for group in alike)
     where = f"like this, a {title} on {several}"
     if len(alike) > 1:
         where = f"of a {title}; too few of them on {several}, so that this may be further off"
-    low, high = min(one["low"] for one in alike), max(one["high"] for one in alike)
+    low, high = min(group["low"] for group in alike), max(group["high"] for group in alike)
     return _Trust(low, high, number, f"in {number} configurations {where}")
 
 

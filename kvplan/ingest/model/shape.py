@@ -125,7 +125,7 @@ class ModelShape:
         Experts and tables are spread over all GPUs of a pipeline stage; the rest over those of a data-parallel rank.
         An adapter of rank r has r inputs and r outputs for every matrix of attention and dense MLPs.
         """
-        attending = sum(one.count for one in self.kept if one.kind is not Attention.STATE)
+        attending = sum(layer.count for layer in self.kept if layer.kind is not Attention.STATE)
         whole, shared = (attending * size for size in self.attention.linear_sizes)
         sizes = whole + self.counts.mlp_inputs + -(-(shared + self.counts.mlp_widths) // ranks.tensor)
         loaded = self.weight_bytes + self.encoder_bytes
@@ -138,7 +138,7 @@ class ModelShape:
 
 
 def with_weights(shape: ModelShape, weight_dtype: str | None) -> ModelShape:
-    """The model with weights of a type: by name, else as its configuration keeps them."""
+    """Give a model weights of a type: by name, else as its configuration keeps them."""
     if weight_dtype is not None:
         return replace(shape, storage=named_storage(weight_dtype))
     if shape.storage.problem:
@@ -147,7 +147,7 @@ def with_weights(shape: ModelShape, weight_dtype: str | None) -> ModelShape:
 
 
 def with_adapters(shape: ModelShape, adapters: int | None, rank: int | None) -> ModelShape:
-    """The model with room for LoRA adapters, as --loras and --lora-rank say."""
+    """Make room for LoRA adapters, as --loras and --lora-rank say."""
     if (adapters is None) != (rank is None):
         raise UsageError(
             f"--{'loras' if adapters is None else 'lora-rank'} is missing: adapters have a number and a rank"
@@ -170,8 +170,8 @@ def kv_layers(
     per_token = _layer_bytes(shape, kv_dtype, tensor_parallel, context_parallel)
     of_state = shape.state.bytes(tensor_parallel, shape.drafts) if shape.state else 0
     return tuple(
-        Layers(one.kind, one.count, of_state if one.kind is Attention.STATE else per_token, one.window)
-        for one in shape.kept
+        Layers(kept.kind, kept.count, of_state if kept.kind is Attention.STATE else per_token, kept.window)
+        for kept in shape.kept
     )
 
 
@@ -192,8 +192,8 @@ def kv_bytes_per_token(
     layers = kv_layers(
         shape, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel, context_parallel=context_parallel
     )
-    full = sum(one.count * one.bytes for one in layers if one.kind is Attention.FULL)
-    return full or sum(one.count * one.bytes for one in layers if not one.is_state)
+    full = sum(layer.count * layer.bytes for layer in layers if layer.kind is Attention.FULL)
+    return full or sum(layer.count * layer.bytes for layer in layers if not layer.is_state)
 
 
 def number_bytes(shape: ModelShape, kv_dtype: str) -> int:
@@ -205,7 +205,7 @@ def number_bytes(shape: ModelShape, kv_dtype: str) -> int:
 
 
 def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int, context_parallel: int) -> int:
-    """Of one token in one layer on one GPU."""
+    """Count bytes of a token, layer, GPU."""
     width, of, must = number_bytes(shape, kv_dtype), shape.attention, ""
     if tensor_parallel < 1:
         must = "must be at least 1"
@@ -218,7 +218,7 @@ def _layer_bytes(shape: ModelShape, kv_dtype: str, tensor_parallel: int, context
     copies = of.copies(tensor_parallel)
     if copies % context_parallel:
         must = f"must divide the {copies} GPUs that keep the same keys and values of {shape.name}"
-    elif context_parallel > 1 and {one.kind for one in shape.kept} != {Attention.FULL}:
+    elif context_parallel > 1 and {layer.kind for layer in shape.kept} != {Attention.FULL}:
         must = f"must be 1 for {shape.name}: not modelled beside windows, chunks and states"
     if must:
         raise UsageError(f"context parallelism {context_parallel}: {must}")

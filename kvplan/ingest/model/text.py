@@ -26,19 +26,19 @@ _KEPT: Mapping[Attention, str] = {
 
 
 def estimate_part(
-    found: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile | None, *, limits: Mapping[str, int]
+    estimate: ReplicaEstimate, shape: ModelShape, gpu: Gpu, base: Profile | None, *, limits: Mapping[str, int]
 ) -> Part:
-    """The table [gpu] of an estimate; `limits` are the engine's own, which a base may say better."""
-    ranks, layout = found.parallelism, found.layout
-    memory: dict[str, Any] = {"memory_tokens": found.memory_tokens, "block_tokens": found.block_tokens}
-    if found.is_mixed:
-        memory = {"kv_blocks": found.kv_blocks, **layout_keys(layout)}
-    per_token = "" if found.is_mixed else f" at {layout.bytes_per_token // ranks.pipeline:,} bytes a token"
+    """Make [gpu] from an estimate; `limits` are the engine's own, which a base may say better."""
+    ranks, layout = estimate.parallelism, estimate.layout
+    memory: dict[str, Any] = {"memory_tokens": estimate.memory_tokens, "block_tokens": estimate.block_tokens}
+    if estimate.is_mixed:
+        memory = {"kv_blocks": estimate.kv_blocks, **layout_keys(layout)}
+    per_token = "" if estimate.is_mixed else f" at {layout.bytes_per_token // ranks.pipeline:,} bytes a token"
     about = [
-        f"{format_bytes(found.memory_bytes_for_kv)}{' each' if ranks.gpus > 1 else ''} for KV{per_token}, beside "
-        f"{format_bytes(found.weights_bytes)} of weights and {format_bytes(found.overhead_bytes)} of overhead, an "
-        "assumption.",
-        *((f"{line}." for line in layout_lines(layout)) if found.is_mixed else ()),
+        f"{format_bytes(estimate.memory_bytes_for_kv)}{' each' if ranks.gpus > 1 else ''} for KV{per_token}, beside "
+        f"{format_bytes(estimate.weights_bytes)} of weights and {format_bytes(estimate.overhead_bytes)} of overhead, "
+        "an assumption.",
+        *((f"{line}." for line in layout_lines(layout)) if estimate.is_mixed else ()),
     ]
     origin, where = _origin(shape, gpu, ranks)
     said = facts("gpu", memory, origin, f"{where}; what the engine logs when it starts is better")
@@ -48,7 +48,7 @@ def estimate_part(
     if not old:
         said |= facts("gpu", limits, origin, "defaults of vllm serve on such a GPU")
     name = f"{shape.name} on {together(gpu, ranks)}"
-    return Part("gpu", said, name, "estimate", about=tuple(about), notes=found.notes)
+    return Part("gpu", said, name, "estimate", about=tuple(about), notes=estimate.notes)
 
 
 def layout_lines(layout: KvLayout) -> Iterator[str]:
@@ -65,12 +65,12 @@ def layout_lines(layout: KvLayout) -> Iterator[str]:
     A long request takes 81,920 bytes for a token more, and up to 6,234 pool tokens whatever its length
     """
     kinds = []
-    for i, one in enumerate(layout.layers):
-        each = f" at {one.bytes:,}" + (" bytes each" if i == 0 else "")
-        kept = _KEPT[one.kind].format(
-            f"{one.window:,}" if one.window else "", of=" of a request" if i == 0 else ""
+    for i, layer in enumerate(layout.layers):
+        each = f" at {layer.bytes:,}" + (" bytes each" if i == 0 else "")
+        kept = _KEPT[layer.kind].format(
+            f"{layer.window:,}" if layer.window else "", of=" of a request" if i == 0 else ""
         )
-        kinds.append(f"{one.count}{' layers keep' if i == 0 else ''} {kept}{each}")
+        kinds.append(f"{layer.count}{' layers keep' if i == 0 else ''} {kept}{each}")
     yield ", ".join(kinds)
     if layout.held != layout.layers:
         yield "In this version every layer holds every token: what windows and chunks keep is what they read"
@@ -84,26 +84,26 @@ def layout_lines(layout: KvLayout) -> Iterator[str]:
 
 
 def roofline_part(
-    found: Roofline, shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName
+    roofline: Roofline, shape: ModelShape, gpu: Gpu, ranks: Parallelism, engine: EngineName
 ) -> Part:
-    """The table [timing] to expect, with its band."""
+    """Make [timing] as expected, with its band."""
     table = timing_table(
-        found.timing, request_overhead_s(found.timing, engine), MeasuredRange(band=found.band)
+        roofline.timing, request_overhead_s(roofline.timing, engine), MeasuredRange(band=roofline.band)
     )
     origin, where = _origin(shape, gpu, ranks)
-    low, high = map(format_number, found.band)
+    low, high = map(format_number, roofline.band)
     return Part(
         "timing",
         facts("timing", table, origin, where),
         f"{shape.name} on {together(gpu, ranks)}",
         "estimate",
-        f"{constants(found.timing)}; {low} to {high} times that",
-        notes=(*shape.notes, *found.notes),
+        f"{constants(roofline.timing)}; {low} to {high} times that",
+        notes=(*shape.notes, *roofline.notes),
     )
 
 
 def _origin(shape: ModelShape, gpu: Gpu, ranks: Parallelism) -> tuple[Origin, str]:
-    """How an estimate is known, in few words and in more."""
+    """Say how an estimate is known, briefly and in full."""
     where = together(gpu, ranks)
     told = f"estimated by kvplan {__version__} for {shape.name} ({shape.source}) on {where} ({gpu.source})"
     return Origin(Knowledge.ESTIMATED, f"kvplan {__version__} for {shape.name} on {where}"), told

@@ -112,8 +112,8 @@ def count_parameters(
         shared = keys.size("n_shared_experts", default=0, least=0, most=10**5)
         shared *= keys.size("moe_shared_expert_intermediate_size", default=of_expert)
         shared += keys.size("shared_expert_intermediate_size", default=0, least=0)
-        one = sparse * matrices * hidden * of_expert
-        routed, idle = experts * one, (experts - used) * one
+        one_expert = sparse * matrices * hidden * of_expert
+        routed, idle = experts * one_expert, (experts - used) * one_expert
         other += sparse * hidden * (matrices * shared + experts)  # a router has a row for each expert
     per_layer = keys.size("hidden_size_per_layer_input", default=0, least=0)
     other += len(kinds) * hidden * 3 * per_layer  # of all layers at once, and into and out of each
@@ -192,7 +192,7 @@ def count_encoder(table: Keys) -> int:
 
 
 def read_storage(table: Keys | None, *, experts: bool) -> Storage:
-    """How the weights of a configuration are kept, by its `quantization_config` or a file that stands for it.
+    """Read how weights are kept, from a `quantization_config` or a file that stands for it.
 
     Without one weights take 16 bits: engines load 32-bit checkpoints as 16-bit ones unless told otherwise. Where
     `experts` are and attention is not quantised, only the experts are taken to be. What is not known is a problem where
@@ -210,7 +210,7 @@ def read_storage(table: Keys | None, *, experts: bool) -> Storage:
 
 
 def read_kv_dtype(table: Keys | None) -> str:
-    """The type of KV cache that a quantised checkpoint is made for; "auto" where it does not say."""
+    """Read the type of KV cache that a quantised checkpoint is for; "auto" where it does not say."""
     if table is None:
         return "auto"
     if isinstance(table.values.get("kv_cache_scheme"), str):  # as modelopt writes
@@ -248,7 +248,7 @@ def _compressed(table: Keys) -> Storage:
     listed = [groups.table(name) for name in groups.values] if groups else []
     each = {_compressed_group(weights) for group in listed if group and (weights := group.table("weights"))}
     if len(each) != 1:
-        several = "a mixture of " + ", ".join(sorted(one.name for one in each)) if each else "missing"
+        several = "a mixture of " + ", ".join(sorted(storage.name for storage in each)) if each else "missing"
         raise table.error("config_groups", f"{several}; known are groups with weights of one type")
     return each.pop()
 
@@ -279,7 +279,7 @@ _NAMED = {
 
 
 def named_storage(name: str) -> Storage:
-    """How weights of a type are kept."""
+    """Return the storage of a type."""
     if name.lower() not in _NAMED:
         raise UsageError(f"{name[:40]!r} is not a type of weights; there are {', '.join(_NAMED)}")
     return _NAMED[name.lower()]

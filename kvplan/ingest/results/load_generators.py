@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 class Generator(NamedTuple):
-    """What one load generator writes; `load` is None where a run has no steady load.
+    """Reports of one load generator; `load` is None where a run has no steady load.
 
     `unusable` says why a run is left out; `note` is of how times were measured.
     """
@@ -243,7 +243,7 @@ def _inference_perf(record: Record) -> Run:
 
 
 def _config(record: Record) -> str:
-    """The config.yaml beside a report, or in the folder above; nothing where there is none."""
+    """Read the config.yaml beside a report, or in the folder above; empty without one."""
     folder = Path(record.source).parent
     for path in (folder / "config.yaml", folder.parent / "config.yaml"):
         if path.is_file():
@@ -259,12 +259,12 @@ def _asked(config: str) -> int | None:
 
 
 def _habits(record: Record) -> Iterator[str]:
-    """What its configuration says of a report."""
+    """Yield notes on a run's configuration."""
     config = _config(record)
     if asked := _asked(config):
         counted = record.number("successes.output_len.mean")
         yield f"inference-perf counts tokens of answers anew ({counted:.1f}); with ignore_eos all {asked} came"
-    several = [int(found[1]) for key in _PROMPTS if (found := re.search(rf"\b{key}: *(\d+)", config))]
+    several = [int(match[1]) for key in _PROMPTS if (match := re.search(rf"\b{key}: *(\d+)", config))]
     if (prompts := math.prod(several)) and several and prompts < record.number("successes.count"):
         yield f"its {prompts:,} prompts recur, and a prefix cache finds them whole: --repeated, if the engine had one"
 
@@ -331,12 +331,12 @@ def _llmd_load(record: Record, run: Run) -> Load:
 
 def _bounded(*seen: Any) -> float | None:
     """Read the first load that is there and has a bound; None where none has."""
-    known = (number for one in seen if (number := number_of(one)) is not None)
+    known = (number for value in seen if (number := number_of(value)) is not None)
     return next((number for number in known if 0 < number < math.inf), None)
 
 
 def _listed(seen: Any) -> list[dict[str, Any]]:
-    return [one for one in seen if isinstance(one, dict)] if isinstance(seen, list) else []
+    return [entry for entry in seen if isinstance(entry, dict)] if isinstance(seen, list) else []
 
 
 def _llmd_engines(record: Record) -> list[Record]:

@@ -36,11 +36,11 @@ _FIGURES = frozenset(  # MLPerf states tokens per second twice
 
 
 def _names(summary: Mapping[str, Any], figure: str) -> Names:
-    """What a figure is called, with its unit; nothing where the format does not have it."""
-    found: dict[str, float] = dict(names(summary.get(figure, "")))
+    """Return a figure's names, each with its unit; empty where the format lacks it."""
+    seconds_by_name: dict[str, float] = dict(names(summary.get(figure, "")))
     for unit, seconds in _UNITS.items():
-        found |= names(summary.get(figure + unit, ""), seconds)
-    return found
+        seconds_by_name |= names(summary.get(figure + unit, ""), seconds)
+    return seconds_by_name
 
 
 def _add(summary: Mapping[str, Any], row: Record, collector: Collector) -> None:
@@ -125,7 +125,7 @@ def metrics_as_columns(source: str, rows: Iterable[Record]) -> Iterator[Record]:
 
 
 def runs_in(source: str, numbered: Iterable[tuple[int, str]]) -> Iterator[Record]:
-    """Yield what lines of a label and a value say; figures that come again, not all as they were, are another run's."""
+    """Yield runs from lines of a label and a value; a figure that recurs with another value begins a run."""
     values: dict[str, str] = {}
     again: dict[str, str] = {}
     written: dict[str, str] = {}

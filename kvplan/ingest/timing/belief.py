@@ -1,4 +1,4 @@
-"""What is believed of an estimate, and what loads say of it.
+"""Prior and posterior of the constants of an estimate.
 
 ln(constant/estimate) is normal around 0, independent of the others': a covariance learnt from sweeps does not transfer
 to other models. The law's misfit counts as noise: loads of one engine repeat far better than any law has them. Widths
@@ -52,7 +52,7 @@ def posterior(
     spread: FloatArray,
     offset: FloatArray | float = 0.0,
 ) -> Posterior:
-    """Return what is believed after loads, by the mode and the curvature there.
+    """Return the posterior after loads: its mode, and the curvature there.
 
     `parts` has shape (n_times, n): what each constant of the estimate adds to each time. Constants that add nothing
     stay as believed.
@@ -61,8 +61,8 @@ def posterior(
     --------
     A load that takes half as long again, with all that is one constant: that constant is larger, by nearly as much.
 
-    >>> found = posterior(np.array([[1.0]]), np.array([1.5]), np.array([0.05]), np.array([0.4]))
-    >>> found.mean.round(3).tolist(), np.sqrt(found.covariance).round(3).tolist()
+    >>> belief = posterior(np.array([[1.0]]), np.array([1.5]), np.array([0.05]), np.array([0.4]))
+    >>> belief.mean.round(3).tolist(), np.sqrt(belief.covariance).round(3).tolist()
     ([0.399], [[0.05]])
     """
     prior = np.diag(spread**-2.0)
@@ -81,13 +81,13 @@ def posterior(
 
 
 def misfit(places: Sequence[float], place: float) -> float:
-    """Return by how much no constants mend a time: of loads at ln(concurrency) there are runs, and one is asked for."""
+    """Return the error that no constants mend at ln(concurrency) `place`, given loads at `places`."""
     alike = max((math.exp(-abs(place - seen) / FADES) for seen in places), default=0.0)
     return MISFIT * math.sqrt(1 - alike**2)
 
 
 def ends(spread: float) -> tuple[float, float]:
-    """Return factors between which four of five lie.
+    """Return the factors that enclose four of five.
 
     >>> [round(end, 3) for end in ends(0.1)]
     [0.88, 1.137]

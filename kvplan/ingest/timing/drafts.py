@@ -1,4 +1,4 @@
-"""What drafts cost, from runs with different numbers of them: an iteration takes τ + e_c + k·e0 + v·k·B (theory §11).
+"""Cost of drafts, from runs with different numbers of them: an iteration takes τ + e_c + k·e0 + v·k·B (theory §11).
 
 Of each run are known the number k of drafts, the tokens that an iteration emits on average, the time between two tokens
 of a request, and how many requests B ran. The time of an iteration is the time between tokens, times the tokens. τ is
@@ -53,7 +53,7 @@ class DraftRuns(NamedTuple):
 
 
 class DraftsFit(NamedTuple):
-    """What was fitted, and the error of the times between tokens, of the runs and of each foretold from the others.
+    """Fitted costs, and errors of the times between tokens: of the fit, and of each run by the others.
 
     `drafts.tokens` is the number with the least time between tokens, among the runs of the most requests.
     """
@@ -167,7 +167,7 @@ def _accepted(runs: Sequence[DraftRun]) -> tuple[float, ...]:
 
 
 def drafts_part(fit: DraftsFit) -> Part:
-    """The table [speculative] of what was fitted."""
+    """Make [speculative] of fitted costs."""
     measured, drafts = fit.measured, fit.drafts
     name = Path(measured.source).name
     runs = sum(run.drafts > 0 for run in measured.runs)

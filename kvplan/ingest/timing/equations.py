@@ -1,4 +1,4 @@
-"""What was measured as equations in the constants of the iteration-time law.
+"""Measurements as equations in the constants of the iteration-time law.
 
 A measured time is a sum over terms of the law: of a constant times an amount. For an iteration the amounts are its
 own (1, K, P, B, √B, what is computed beyond a knee); for the mean TTFT or TPOT of a load they are sums over the
@@ -27,7 +27,7 @@ _SEVERAL = 7  # knees to choose from
 
 
 class Kind(StrEnum):
-    """What was timed."""
+    """Time measured."""
 
     ITERATION = "iteration"
     TPOT = "TPOT"

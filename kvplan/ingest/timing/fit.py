@@ -5,8 +5,8 @@ simplest counts whose error is within one standard error of the best: of the dif
 equation, since the same equations are hard for both. A law that is known to have d4 (a mixture of experts, of the
 prior) is not tried without.
 
-So few loads that none can be spared leave that to what is believed of an estimate: the fit is the posterior mean of its
-own constants. On public sweeps up to three loads foretell others better so, and more better without.
+Where no load can be spared, the fit is the posterior mean of the constants of an estimate. On public sweeps up to three
+loads foretell others better with it, and more of them better without.
 """
 
 import math
@@ -50,7 +50,7 @@ _HARDLY = 0.5  # times as uncertain as it was: a constant that is not told
 
 
 class Prior(NamedTuple):
-    """What is believed before anything is measured: a law, which counts where equations leave its constants open."""
+    """Law believed before anything is measured; it counts where equations leave its constants open."""
 
     timing: Timing | None
     source: str
@@ -134,12 +134,12 @@ class TimingFit:
 
     @property
     def contradicts_itself(self) -> bool:
-        """Whether few loads are further apart than their noise, so that what they say is as much less sure."""
+        """Whether few loads scatter more than their noise, which makes the fit as much less sure."""
         return self.misfit > _FAR
 
     @property
     def law(self) -> Law:
-        """What loads are played by."""
+        """Law that plays loads."""
         return Law(self.timing, self.request_overhead_s)
 
     @property
@@ -158,7 +158,7 @@ class TimingFit:
         return float(off[self.kept & (self.equations.kind == kind)].mean())
 
     def held_out_error(self, kind: Kind) -> float | None:
-        """The same for what the timing was not fitted to; None where there is too little to leave any out."""
+        """Mean such error on what the timing was not fitted to; None where too little could be left out."""
         mine = self.kept & (self.equations.kind == kind)
         return None if self.held_out is None else float(np.abs(self.held_out[mine]).mean())
 
@@ -177,7 +177,7 @@ class TimingFit:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What was timed."""
+        """Kinds timed."""
         seen = set(self.equations.kind.tolist())
         return tuple(kind for kind in Kind if kind.value in seen)
 
@@ -300,20 +300,20 @@ def _believed(
     at_a_rate = any(point.rate_rps is not None for sweep in sweeps for point in sweep.points)
     law = prior
     for _ in range(1 + _ROUNDS * at_a_rate):
-        found = posterior(parts, equations.seconds, noise, widths(names), equations.offset)
-        factors = dict(zip(names, np.exp(found.mean).tolist(), strict=True))
+        belief = posterior(parts, equations.seconds, noise, widths(names), equations.offset)
+        factors = dict(zip(names, np.exp(belief.mean).tolist(), strict=True))
         outside = overhead_s * factors.pop("request_overhead")
         law = Law(
             replace(timing, **{name: getattr(timing, name) * f for name, f in factors.items()}), outside
         )
-        at_once_s = parts @ np.exp(found.mean)
+        at_once_s = parts @ np.exp(belief.mean)
         fitted_s = at_once_s + equations.offset
         if at_a_rate:
             equations = corrected(equations, sweeps, law, at_once_s, replica)
     of_tokens = equations.kind != Kind.TTFT
     mostly = of_tokens if of_tokens.any() else np.ones_like(of_tokens)
     longest = np.argmax(np.where(mostly, equations.seconds, 0.0))  # near saturation the band decides
-    errors = np.sqrt(np.diag(found.covariance)).tolist()
+    errors = np.sqrt(np.diag(belief.covariance)).tolist()
     off = (
         np.log(equations.seconds / fitted_s) / noise
     )  # of tokens: how long requests wait is a matter of chance
@@ -330,7 +330,7 @@ def _believed(
         considered=(),
         envelope=False,
         outliers=(),
-        spread=float(found.spread(parts)[longest]) * (misfit if misfit > _FAR else 1.0),
+        spread=float(belief.spread(parts)[longest]) * (misfit if misfit > _FAR else 1.0),
         misfit=misfit,
     )
 
@@ -386,7 +386,7 @@ def _refuse_too_few(equations: Equations, source: str) -> None:
 
 
 def rooted(timing: Timing) -> Timing:
-    """Put a constant and d4 in place of experts, which a fit has: of B sequences as many wake as a + b·√B says.
+    """Replace the term of experts by a constant and d4, as fits have: B sequences wake a + b·√B of them.
 
     The line is the closest over B = 1, 2, 4, …, 256. Beyond, it is too slow.
     """
@@ -398,7 +398,7 @@ def rooted(timing: Timing) -> Timing:
 
 
 def experts_read(chosen: float) -> tuple[float, float]:
-    """A constant and a factor of √B: the share of experts that B sequences wake if each chooses this share.
+    """Fit a + b·√B to the share of experts that B sequences wake if each chooses this share.
 
     Examples
     --------

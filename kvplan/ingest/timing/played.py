@@ -30,7 +30,7 @@ from kvplan.simulation.requests import Requests
 
 
 class Law(NamedTuple):
-    """What loads are played by: the iteration time, and what a request takes outside the engine, seconds."""
+    """Law that plays loads: the iteration time, and what a request takes outside the engine, seconds."""
 
     timing: Timing
     request_overhead_s: float = 0.0
@@ -260,9 +260,9 @@ def _times(
 
 
 def outside_engine_s(log: RequestLog, timing: Timing, replica: Replica) -> float:
-    """Tell what requests waited for beside the engine: how much later than a law says first tokens came that are soon.
+    """Estimate the wait outside the engine: how much later than by a law the soonest first tokens came.
 
-    Where requests wait for others, that says more of the law.
+    Of requests that queue it would measure the law instead.
     """
     inputs = np.maximum(log.input_tokens - log.cached_tokens, 1)
     classes = np.zeros(inputs.size, dtype=np.int64)

@@ -31,7 +31,7 @@ _MOST_NAMES, _LONGEST_NAME = 20, 80  # of groups in a message
 
 @dataclass
 class KnownFiles:
-    """What was read before of files that are asked for again.
+    """Earlier readings of files that are asked for again.
 
     The lines that tell in a log; loads, which are the same at every capacity; why samples of a file were all left out.
     """
@@ -70,7 +70,7 @@ def read_groups(
     for path in paths:
         lenient = path in may_lack
         try:
-            found = before.loads.get(path) or _read(
+            collected = before.loads.get(path) or _read(
                 path, capacity_tokens, assumed_tokens, lenient=lenient, log=before.logs.get(path)
             )
         except NoSamplesError as error:
@@ -79,12 +79,12 @@ def read_groups(
             if isinstance(error, LeftOutError):
                 before.left_out[path] = error
             continue
-        if all(isinstance(some, Sweep) for some in found):
-            before.loads[path] = found
-        if (digest := found[0].sha256) and digest in read:
+        if all(isinstance(some, Sweep) for some in collected):
+            before.loads[path] = collected
+        if (digest := collected[0].sha256) and digest in read:
             continue  # the same file again measures nothing more
         read.add(digest)
-        for some in found:
+        for some in collected:
             grouped.setdefault(some.group, []).append(some)
     measured = {name: measured_of(several) for name, several in grouped.items()}
     if group is None:
@@ -104,7 +104,7 @@ def listed(groups: Iterable[str]) -> str:
 
 
 def measured_of(collected: Sequence[Found]) -> tuple[Measured, ...]:
-    """Choose samples and sweeps, and make samples of what is neither."""
+    """Keep samples and sweeps, and make samples of anything else."""
     told = tuple(_thinned(some) for some in collected if isinstance(some, Samples | Sweep))
     series = [some for some in collected if isinstance(some, Series)]
     logs = [some for some in collected if isinstance(some, RequestLog)]
@@ -115,7 +115,7 @@ def measured_of(collected: Sequence[Found]) -> tuple[Measured, ...]:
             f"{series[0].source}: KV usage is 0 throughout while requests run: it was not recorded; give the requests "
             "of the run too, with their lengths and times (arrival, first_token, last_token), or measure again"
         )
-    return (*told, *(rebuilt(one, log) for one, log in zip(series, logs, strict=True)))
+    return (*told, *(rebuilt(recorded, log) for recorded, log in zip(series, logs, strict=True)))
 
 
 def _thinned(some: Measured) -> Measured:
@@ -213,12 +213,12 @@ def _add_table(start: Beginning, numbered: Iterator[tuple[int, str]], collector:
 
 def _add_summaries(head: Iterable[tuple[int, str]], collector: Collector) -> bool:
     """Add runs that are printed with a line for each figure; False where there are none."""
-    found = False
+    recognised = False
     for run in runs_in(collector.source, head):
         if (reader := reader_of(Beginning("", False, tuple(run.values), None))) in SUMMARIES:
-            collector.format, found = reader.name, True
+            collector.format, recognised = reader.name, True
             reader.read(run, collector)
-    return found
+    return recognised
 
 
 def _add_json(records: Iterable[Record], collector: Collector) -> bool:

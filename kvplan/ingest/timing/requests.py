@@ -50,7 +50,7 @@ def log_of(
 ) -> RequestLog:
     """Put requests on one clock.
 
-    Where the engine has another than the arrivals, the request that it saw soonest was seen when it arrived.
+    If the engine's differs from that of arrivals, the shortest time from arrival to engine counts as 0.
     """
     columns = dict(zip(Request._fields, zip(*requests, strict=True), strict=True))
     arrival = np.array(columns["arrival_s"])
@@ -107,13 +107,13 @@ class _Batch:
         prefill = inputs - log.cached_tokens
         rate = np.divide(outputs - 1, last - first, out=np.zeros_like(first), where=last > first)
         speed = np.divide(prefill, first - start, out=np.zeros_like(first), where=first > start)
-        one, none = np.ones_like(first), np.zeros_like(first)
+        ones, zeros = np.ones_like(first), np.zeros_like(first)
         held = inputs + 1 + rate * (last - first)
-        at_once = np.where(first > start, none, prefill)
-        self.kv_tokens = _Path((start, inputs, none), (first, one, rate), (last, -held, -rate))
-        self.begun = _Path((start, one, none), (last, -one, none))  # requests in progress
-        self.decoding = _Path((first, one, none), (last, -one, none))
-        self.computed = _Path((start, none, speed), (first, at_once, -speed))  # prompt tokens
+        at_once = np.where(first > start, zeros, prefill)
+        self.kv_tokens = _Path((start, inputs, zeros), (first, ones, rate), (last, -held, -rate))
+        self.begun = _Path((start, ones, zeros), (last, -ones, zeros))  # requests in progress
+        self.decoding = _Path((first, ones, zeros), (last, -ones, zeros))
+        self.computed = _Path((start, zeros, speed), (first, at_once, -speed))  # prompt tokens
 
 
 def iterations(log: RequestLog) -> Samples:

@@ -1,4 +1,4 @@
-"""Constants of least relative error, none negative, in spite of what is off, with a prior for what is left open.
+"""Constants of least relative error, none negative, robust to outliers, with a prior for what is left open.
 
 Iterations that do not belong to the others are left out first (`agreeing`). Loads are few, each the mean over many
 requests, and TTFT scatters far more than TPOT: all count, each kind by its own spread, and those far off by less.
@@ -166,10 +166,10 @@ def standard_errors(equations: Equations, terms: Terms, fitted: FloatArray) -> F
 def stand_ins(
     equations: Equations, terms: Terms, belief: Timing, fitted: FloatArray
 ) -> tuple[FloatArray, tuple[int, ...]]:
-    """Return constants by which neither d1 nor d2 is free, nor d0 of iterations, and which of them were.
+    """Replace d1, d2, and d0 of iterations where they came out at nearly 0; return which they were, too.
 
-    What came out at next to nothing is given a part of its share of the prior, the largest by which the others, fitted
-    anew, hardly fit worse. A fixed time is the prior's own: full batches say nothing of it, not even its share.
+    Each gets a part of its share of the prior, the largest with which the others, fitted anew, hardly fit worse. A
+    fixed time is the prior's own: full batches say nothing of it, not even its share.
     """
     design, seconds, prior = equations.design(terms), equations.seconds, equations.in_order(terms, belief)
     scale = float(np.median((seconds - equations.offset) / np.maximum(design @ prior, 1e-300)))

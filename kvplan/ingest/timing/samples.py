@@ -1,4 +1,4 @@
-"""What files say of iterations: samples of them, loads and what clients measured, requests of a run, averages."""
+"""Records of what files say of iterations: samples, loads that clients measured, requests of a run, averages."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -113,7 +113,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What a file says was measured, in its own words; empty where it does not say."""
+    """Measured deployment in the words of a file; empty where it does not say."""
 
     model: str = ""
     gpu: str = ""
@@ -141,7 +141,7 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Sweep(FromFile):
-    """What clients measured of one deployment at several concurrencies or rates."""
+    """Client measurements of one deployment at several concurrencies or rates."""
 
     deployment: Deployment
     points: tuple[Point, ...]
@@ -151,7 +151,7 @@ Measured = Samples | Sweep
 
 
 def settings_of(runs: Sequence[Sweep]) -> tuple[dict[str, int], list[str]]:
-    """Tell how all runs let prompts wait, where not by default, and what is to be said of keys in which they differ."""
+    """Return the keys of [engine] that all runs set alike and not by default, and notes on keys that differ."""
     waits = [point.waits._asdict() for sweep in runs for point in sweep.points]
     seen = {key: {some[key] for some in waits} for key in Waits._fields if waits}
     common = {key: min(values) for key, values in seen.items() if len(values) == 1}
@@ -160,14 +160,14 @@ def settings_of(runs: Sequence[Sweep]) -> tuple[dict[str, int], list[str]]:
 
 
 def found_in_cache(measured: Measured, share: float | None, block_tokens: int) -> Measured:
-    """Take a share of the prompts of loads, of which a file says nothing, for found in a prefix cache.
+    """Count a share of the prompts of loads as cached, where a file says nothing of it.
 
     None: all whole blocks, but for the last token, which is always computed.
     """
     if not isinstance(measured, Sweep) or share == 0:
         return measured
 
-    def found(point: Point) -> Point:
+    def with_cached(point: Point) -> Point:
         tokens = sum(point.inputs) / 2
         whole = (int(tokens) - 1) // block_tokens * block_tokens
         return replace(
@@ -177,4 +177,4 @@ def found_in_cache(measured: Measured, share: float | None, block_tokens: int) -
     note = "prompts are taken to have been found in the prefix cache: " + (
         "whole, as they were sent before" if share is None else f"{share:.0%} of each"
     )
-    return replace(measured, points=tuple(map(found, measured.points)), notes=(*measured.notes, note))
+    return replace(measured, points=tuple(map(with_cached, measured.points)), notes=(*measured.notes, note))

@@ -89,13 +89,13 @@ def _instead(prior: Prior) -> str:
 
 
 def _is_scaled(fit: TimingFit) -> bool:
-    """Whether one load moved all constants of an estimate together."""
+    """Tell whether one load scaled all constants of an estimate."""
     of = fit.equations  # equal loads, run twice, are one
     return fit.spread is not None and len(np.unique([of.sequences, of.kv_tokens], axis=1).T) == 1
 
 
 def _loads(fit: TimingFit) -> int:
-    """How many loads there were; files of one line have several at the same."""
+    """Count the loads: of one line of a file there can be several groups."""
     of = fit.equations
     return len(np.unique(np.column_stack([of.source, of.line, of.group]), axis=0))
 
@@ -132,7 +132,7 @@ def _undetermined(fit: TimingFit, prior: Prior) -> Iterator[str]:
 
 
 def _several(fit: TimingFit) -> Iterator[str]:
-    """Say that many requests are of a slower law, which nothing else tells of."""
+    """Say that many times are longer than the law has them."""
     if fit.envelope and fit.trimmed_share >= _MANY:
         slower = float(np.median((fit.equations.seconds / fit.fitted_s)[~fit.kept]))
         yield (
@@ -142,7 +142,7 @@ def _several(fit: TimingFit) -> Iterator[str]:
 
 
 def _doubts(fit: TimingFit) -> Iterator[str]:
-    """Say what a large error says: that times contradict each other, or are made of something else."""
+    """Explain a large error: times contradict each other, or have other causes."""
     for kind in fit.kinds:
         error = fit.held_out_error(kind)
         error = fit.error(kind) if error is None else error

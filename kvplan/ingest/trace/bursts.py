@@ -1,4 +1,4 @@
-"""What of recorded arrivals varies slowly, a schedule, and what clusters: the coefficient of variation of gaps.
+"""Recorded arrivals split into slow variation, a schedule, and clusters, a coefficient of variation of gaps.
 
 Counts are split at the time scale of a stay. Over steps ten times as long and longer, what differs by more than chance
 is a schedule; what varies within a step, in windows of a stay, gives the cv of gamma gaps that vary as much. The two
@@ -35,12 +35,12 @@ class Explained(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the variance; of what hardly varies at all so much that it is too much."""
+        """Modelled over recorded, of which at least `_LEAST_INDEX` is taken."""
         return self.modelled / max(self.recorded, _LEAST_INDEX)
 
     @property
     def enough(self) -> bool:
-        """Whether it is within `LEAST` and `MOST`, or off by chance; too much is none where Poisson has as much."""
+        """Whether the share is within `LEAST` and `MOST`, but for chance; too much only beyond Poisson's."""
         too_much = self.recorded > 1 and self.share / (1 + self.error) > MOST
         return self.share * (1 + self.error) >= LEAST and not too_much
 
@@ -56,7 +56,7 @@ class Bursts(NamedTuple):
     @property
     def enough(self) -> bool:
         """Whether schedule and cv explain the variance in all windows."""
-        return all(one.enough for one in self.windows)
+        return all(window.enough for window in self.windows)
 
 
 def split(counts: FloatArray, cell_s: float, stay_s: float) -> Bursts:
@@ -71,8 +71,8 @@ def split(counts: FloatArray, cell_s: float, stay_s: float) -> Bursts:
     Examples
     --------
     >>> rates = np.repeat([2.0, 10.0, 2.0], 960)
-    >>> found = split(np.random.default_rng(0).poisson(rates).astype(float), 1.0, 5.0)
-    >>> found.course.factors.round(1).tolist(), found.cv, found.enough
+    >>> bursts = split(np.random.default_rng(0).poisson(rates).astype(float), 1.0, 5.0)
+    >>> bursts.course.factors.round(1).tolist(), bursts.cv, bursts.enough
     ([0.4, 2.2, 0.4], 1.0, True)
     """
     span, rate = counts.size * cell_s, float(counts.sum()) / counts.size / cell_s
@@ -88,7 +88,7 @@ def split(counts: FloatArray, cell_s: float, stay_s: float) -> Bursts:
 
 
 def described(rates: FloatArray, width_s: float, cv: float) -> Bursts:
-    """The split that a description of windows with a rate each, and one cv, is already."""
+    """Make the split of described arrivals: windows with a rate each, and one cv."""
     edges = np.linspace(0, rates.size, min(rates.size, _MOST_STEPS) + 1).round().astype(np.int64)
     edges = _merged(rates * width_s, edges, float(rates.mean()), cv, width_s)
     course = _course(np.add.reduceat(rates * width_s, edges[:-1]), edges, width_s)
@@ -96,7 +96,7 @@ def described(rates: FloatArray, width_s: float, cv: float) -> Bursts:
 
 
 def _clustering(counts: FloatArray, edges: IntArray, scale: int, rate: float, cell_s: float) -> float:
-    """The cv with which counts vary as much within steps, in windows of so many cells; 1 if that may be chance."""
+    """Find the cv that varies counts as much within steps, in windows of `scale` cells; 1 if it may be chance."""
     squares, degrees = 0.0, 0
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         windows = (end - begin) // scale

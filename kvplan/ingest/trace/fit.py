@@ -17,7 +17,7 @@ SLOTS = ServingModel((), Timing(1.0), Replica(MAX_MEMORY_TOKENS))  # where neith
 
 
 class Distortion(NamedTuple):
-    """What classes make of a trace, beside the trace itself, on the same replica; gaps are 1 - ρ.
+    """Figures of classes beside those of their trace, on the same replica; gaps are 1 - ρ.
 
     Errors are relative, of the mean footprint of a request and of the variance of KV usage.
     """
@@ -62,7 +62,7 @@ def binned(traffic: Traffic, bins: int = BINS, points: int = POINTS) -> tuple[Re
 
 
 def compact(traffic: Traffic, classes: int) -> tuple[RequestClass, ...]:
-    """At most so many classes with one decode length each; `distortion` says what that costs.
+    """Make at most so many classes of one decode length; `distortion` tells the cost.
 
     The class whose lengths differ most from their means, in units of their spread over the trace, is cut in two at
     its mean, until there are enough.
@@ -78,16 +78,16 @@ def compact(traffic: Traffic, classes: int) -> tuple[RequestClass, ...]:
         return (scaled[:, rows] - centre[:, None]) ** 2 @ count[rows], centre
 
     parts = [np.arange(count.size)]
-    found = [errors(parts[0])]
+    fits = [errors(parts[0])]
     while len(parts) < classes:
-        worst = max(range(len(parts)), key=lambda i: float(found[i][0].max()))
-        rows, (error, centre) = parts[worst], found[worst]
+        worst = max(range(len(parts)), key=lambda i: float(fits[i][0].max()))
+        rows, (error, centre) = parts[worst], fits[worst]
         axis = int(error.argmax())
         below = scaled[axis, rows] <= centre[axis]
         if below.all() or not below.any():
             break
         parts[worst : worst + 1] = [rows[below], rows[~below]]
-        found[worst : worst + 1] = [errors(rows[below]), errors(rows[~below])]
+        fits[worst : worst + 1] = [errors(rows[below]), errors(rows[~below])]
     parts.sort(key=lambda rows: tuple(lengths[:, rows] @ count[rows] / count[rows].sum()))
     total = count.sum()
     made = []
@@ -100,7 +100,7 @@ def compact(traffic: Traffic, classes: int) -> tuple[RequestClass, ...]:
 
 
 def whole(traffic: Traffic, like: ServingModel) -> ServingModel:
-    """Every pair of lengths of the trace, on the replica and with the timing of `like`; no binning."""
+    """Keep every pair of lengths, on the replica and with the timing of `like`; no binning."""
     inputs, first = np.unique(traffic.input_tokens, return_index=True)
     scale = traffic.rate_rps / traffic.count.sum()
     classes = []
@@ -115,7 +115,7 @@ def whole(traffic: Traffic, like: ServingModel) -> ServingModel:
 
 
 def distortion(traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingModel) -> Distortion:
-    """What classes make of a trace, on the replica of `like`: stability, 1 - ρ, footprint, variance of KV usage."""
+    """Compare classes and trace on the replica of `like`: stability, 1 - ρ, footprint, variance of KV usage."""
     from kvplan.analysis.stability import model_spectrum
 
     model = ServingModel(classes, like.timing, like.replica)
@@ -132,7 +132,7 @@ def distortion(traffic: Traffic, classes: tuple[RequestClass, ...], like: Servin
 
 
 def bursts(traffic: Traffic, classes: tuple[RequestClass, ...], like: ServingModel) -> Bursts | None:
-    """What of the arrivals varies slowly, and what clusters while a request is on the replica of `like`; or None.
+    """Split arrivals into slow variation and clusters within a stay on the replica of `like`; or None.
 
     There is nothing to tell without arrival times, or where a trace is not much longer than a stay.
     """
@@ -162,19 +162,19 @@ def moment_errors(
     return footprint - 1, squares - 1
 
 
-def describe(found: Distortion) -> str:
+def describe(distortion: Distortion) -> str:
     """One sentence on what classes distort.
 
     >>> describe(Distortion(True, False, 0.0026, -0.0003, 0.002, -0.04))
     'stable traffic looks unstable; 1 - ρ is -0.0003 for 0.0026; mean footprint +0.2%, variance of KV usage -4%'
     """
     words = {True: "stable", False: "unstable"}
-    if found.stable == found.trace_stable:
-        verdict = f"{words[found.stable]} as the trace itself"
+    if distortion.stable == distortion.trace_stable:
+        verdict = f"{words[distortion.stable]} as the trace itself"
     else:
-        verdict = f"{words[found.trace_stable]} traffic looks {words[found.stable]}"
+        verdict = f"{words[distortion.trace_stable]} traffic looks {words[distortion.stable]}"
     return (
-        f"{verdict}; 1 - ρ is {found.gap:.2g} for {found.trace_gap:.2g}; mean footprint "
-        f"{format_percent(found.footprint, 2, signed=True)}, variance of KV usage "
-        f"{format_percent(found.variance, 2, signed=True)}"
+        f"{verdict}; 1 - ρ is {distortion.gap:.2g} for {distortion.trace_gap:.2g}; mean footprint "
+        f"{format_percent(distortion.footprint, 2, signed=True)}, variance of KV usage "
+        f"{format_percent(distortion.variance, 2, signed=True)}"
     )

@@ -1,6 +1,6 @@
 """Lists of requests in CSV and JSON: traces, and logs of gateways, of observability, of clients; by formats.toml.
 
-What a value is called tells what it is.
+Values are recognised by their names.
 
 The unit of a time comes from its name (``timestamp_ms``), from a ``unit`` beside it, from the size of an epoch (1.7e9
 s, 1.7e12 ms, 1.7e15 us, 1.7e18 ns) or from the documentation of the format, never from the look of the number.
@@ -124,7 +124,7 @@ FORMATS = tuple(_format(**table) for table in _TABLES["formats"])
 
 
 class Layout(NamedTuple):
-    """A format, and where its rows have what."""
+    """A format, and the places in its rows."""
 
     format: Format
     places: Mapping[str, Place]
@@ -185,7 +185,7 @@ def layout_of(keys: tuple[str, ...], in_json: bool) -> Layout:
     format = next(format for format in FORMATS if any(names <= within.keys() for names in format.tells))
     if not in_json:
         format = format._replace(name=format.name.replace("JSON lines", "CSV"))
-    places = {role: found for role in _NAMES if (found := place(role, format)) is not None}
+    places = {role: column for role in _NAMES if (column := place(role, format)) is not None}
     if (bucket := places.pop("bucket", None)) and "requests" in places:
         places.setdefault("time", bucket)
     failures = [within[name] for name in _FAILURES if name in within]

@@ -1,4 +1,4 @@
-"""What a prefix cache would find of a trace, and what of it is shared by many and what is asked for again.
+"""Hits that a prefix cache would have in a trace, prompts that many share, and what is asked for again.
 
 An LRU cache of M tokens holds what was used last, M tokens of it. So a block is found by every cache that is at least
 as large as what was used since the block was, itself included: its stack distance. One pass over a trace gives the hits
@@ -110,7 +110,7 @@ class Blocks:
 
     @property
     def left_tokens(self) -> IntArray:
-        """What a request leaves: the last token that it emits is never computed."""
+        """Tokens that a request leaves: the last one emitted is never computed."""
         return self.input_tokens + self.output_tokens - 1
 
     @cached_property
@@ -130,7 +130,7 @@ class Blocks:
         return depth
 
     def distances(self) -> IntArray:
-        """The cache size at which each block is found, tokens; 0: at none."""
+        """Find the cache size that has each block, tokens; 0: none has it."""
         looked_up = np.minimum((self.input_tokens - 1) // self.block_tokens, self.count)
         private = self.left_tokens - self.count * self.block_tokens
         return stack_distances(self.node, self.begin, looked_up, private, self.block_tokens)
@@ -138,7 +138,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """What the prompts of a trace have in common."""
+    """Common beginnings of a trace's prompts."""
 
     # cache sizes, tokens, and the share of the prompt tokens that each finds: straight lines from (0, 0) on
     curve: tuple[tuple[int, float], ...]
@@ -154,11 +154,11 @@ class Prefixes:
         """Share of the prompt tokens that a cache without limit finds."""
         return self.curve[-1][1] if self.curve else 0.0
 
-    def scaled(self, found: float) -> "Prefixes":
-        """With a curve that ends at what was found, where conversations let only guess it."""
+    def scaled(self, hit_ratio: float) -> "Prefixes":
+        """Scale the curve to end at a measured `hit_ratio`: conversations only suggest it."""
         if not self.curve:
             return self
-        factor = found / self.reusable
+        factor = hit_ratio / self.reusable
         return replace(
             self, curve=tuple((size, min(round(share * factor, 4), _MOST)) for size, share in self.curve)
         )
@@ -174,7 +174,7 @@ class Prefixes:
 
 
 def prefixes_of(identities: Identities) -> Prefixes | None:
-    """What the requests of a trace have in common; None where nothing identifies them, or hashes fit no block size.
+    """Find what requests have in common; None where nothing identifies them, or hashes fit no block size.
 
     Examples
     --------
@@ -184,8 +184,8 @@ def prefixes_of(identities: Identities) -> Prefixes | None:
     >>> some = Identities()
     >>> for arrival, hashes in ((0.0, [7, 8, 9]), (1.0, [7, 5, 6]), (4.0, [7, 5, 3])):
     ...     some.add((arrival, 40, 9), hashes)
-    >>> found = prefixes_of(some)
-    >>> found.curve, found.reuse.share, found.reuse.gap.values_s[::10]
+    >>> prefixes = prefixes_of(some)
+    >>> prefixes.curve, prefixes.reuse.share, prefixes.reuse.gap.values_s[::10]
     (((16, 0.2667), (32, 0.4)), 0.667, (1.0, 3.0))
     """
     blocks = blocks_of(identities)
@@ -206,7 +206,7 @@ def prefixes_of(identities: Identities) -> Prefixes | None:
 
 
 def blocks_of(identities: Identities) -> Blocks | None:
-    """The requests by their blocks; None where nothing identifies them, or hashes fit no block size."""
+    """Cut requests into blocks; None where nothing identifies them, or hashes fit no block size."""
     arrival = np.array(identities.arrival_s)
     order = np.argsort(arrival, kind="stable")
     inputs, outputs = (np.array(v)[order] for v in (identities.input_tokens, identities.output_tokens))
@@ -243,14 +243,14 @@ def _begin(count: IntArray) -> IntArray:
 
 
 def block_size(inputs: IntArray, count: IntArray) -> int | None:
-    """The size of block that prompts have as many hashes of as they have blocks, the last one whole or not."""
+    """Find the block size at which prompts have as many blocks as hashes, the last one whole or not."""
     fitting = [float(((inputs // b == count) | (-(-inputs // b) == count)).mean()) for b in _SIZES]
     best = int(np.argmax(fitting))
     return _SIZES[best] if fitting[best] >= _FITTING else None
 
 
 def _numbered(hashes: IntArray, begin: IntArray) -> IntArray:
-    """Numbers of blocks that are the same where hashes are, and all before them; whether hashes tell that or not."""
+    """Number blocks alike where their hashes and all before are alike, whether or not hashes imply that."""
     known = np.unique(hashes, return_inverse=True)[1].reshape(-1)
     kinds = int(known.max(initial=0)) + 1
     depth = np.arange(hashes.size) - np.repeat(begin[:-1], np.diff(begin))
@@ -267,7 +267,7 @@ def _numbered(hashes: IntArray, begin: IntArray) -> IntArray:
 
 
 def _threads(conversation: IntArray, inputs: IntArray, after: IntArray) -> IntArray:
-    """Numbers of what goes on: a prompt at least as long as the turn before it with its answer repeats them."""
+    """Number threads: a prompt at least as long as the turn before it with its answer continues that one."""
     thread = np.arange(conversation.size)
     last: dict[int, int] = {}
     for i, of in enumerate(conversation.tolist()):
@@ -302,12 +302,12 @@ def _shared(blocks: Blocks) -> tuple[tuple[SharedPrompt, ...], IntArray]:
     tokens = (blocks.depth[first[prompt]] + 1) * blocks.block_tokens
     weight = np.floor(count / requests / _LEAST) * _LEAST  # down, for all of them to make no more than 1
     order = np.argsort(-count, kind="stable")[:_PROMPTS]
-    found = zip(tokens[order].tolist(), weight[order].round(4).tolist(), strict=True)
-    return tuple(SharedPrompt(tokens, weight) for tokens, weight in found if weight), depth
+    prompts = zip(tokens[order].tolist(), weight[order].round(4).tolist(), strict=True)
+    return tuple(SharedPrompt(tokens, weight) for tokens, weight in prompts if weight), depth
 
 
 def _reuse(blocks: Blocks, shared: IntArray) -> Reuse | None:
-    """What requests ask for again of what one left beyond `shared` blocks, and how long after it arrived."""
+    """Measure the reuse of what requests leave beyond `shared` blocks, and the time from arrival to it."""
     order = np.argsort(blocks.node, kind="stable")
     again = np.flatnonzero(np.diff(blocks.node[order]) == 0)
     now, later = order[again], order[again + 1]
@@ -372,7 +372,7 @@ def stack_distances(
 def hit_curve(distances: IntArray, block_tokens: int, prompt_tokens: float) -> tuple[IntArray, FloatArray]:
     """Cache sizes at which more is found, tokens, and the share of the prompt tokens found by each.
 
-    >>> [found.tolist() for found in hit_curve(np.array([0, 26, 40, 26]), 16, 100)]
+    >>> [column.tolist() for column in hit_curve(np.array([0, 26, 40, 26]), 16, 100)]
     [[26, 40], [0.32, 0.48]]
     """
     size, count = np.unique(distances[distances > 0], return_counts=True)
@@ -398,7 +398,7 @@ def knots(size: IntArray, ratio: FloatArray, within: float, most: int) -> IntArr
 
 
 class _State(NamedTuple):
-    """What `_fill` works on: as `stack_distances` has it, and when each block was used last (-1 before).
+    """State of `_fill`: the arrays of `stack_distances`, and when each block was used last (-1 before).
 
     `sums` is a Fenwick tree of the tokens used last each time; the block's size stands alone in `block_tokens`.
     """
@@ -457,8 +457,8 @@ def _fill(s: _State) -> int:
 
 @cache
 def _compiled() -> Callable[[_State], int]:
-    """The same as machine code, kept on disk where that is possible."""
+    """Compile `_fill`, kept on disk where that is possible."""
     file = compiling.file("stack-distances", [sys.modules[__name__]])
-    found = compiling.compiled(_fill, _State, file, {})
-    assert found is not None
-    return found
+    kernel = compiling.compiled(_fill, _State, file, {})
+    assert kernel is not None
+    return kernel

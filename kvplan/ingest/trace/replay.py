@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace holds: requests by time of arrival, from the first on; and what was left out."""
+    """Requests of a trace by time of arrival, from the first on; and what was left out."""
 
     recorded: Recorded
     format: str
@@ -78,7 +78,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def with_trace(profile: "Profile") -> "Profile":
-    """The profile with the requests of the trace that it refers to, if it does, for simulations to replay."""
+    """Add the requests of the trace that a profile refers to, if it does, for simulations to replay."""
     if profile.trace is None or profile.known is None:
         return profile
     try:
@@ -89,7 +89,7 @@ def with_trace(profile: "Profile") -> "Profile":
 
 
 def replaying(profile: "Profile", recorded: Recorded) -> "Profile":
-    """The complete profile with these requests to replay; refused if one never fits, or they have no rate."""
+    """Add requests to replay to a complete profile; refuse them if one never fits, or they have no rate."""
     place = "workload", "trace"
     longest, memory = int((recorded.input_tokens + recorded.decode_tokens).max()), profile.model.replica
     if longest > memory.capacity_tokens:
@@ -102,7 +102,7 @@ def replaying(profile: "Profile", recorded: Recorded) -> "Profile":
 
 
 def _hashes(file: TraceFile, inputs: IntArray) -> tuple[list[list[int]] | None, int]:
-    """Of the blocks of each prompt, in the order of the file, and what a block holds.
+    """Return the hashes of the blocks of each prompt, and the tokens of a block.
 
     None where it has none, or more than are remembered.
     """

@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
 
 class TraceFile:
-    """A trace to be read once; what else it says is there when that is done.
+    """A trace to be read once; its other attributes are set then.
 
     `cut_off` is 1 if the file ends within its last row, which is left out,
     as are others, counted by reason in `left_out`. A row that cannot be read is refused with its line. `unit` of the
@@ -317,7 +317,7 @@ def _lacking(source: str, number: int, line: str, layout: Layout, names: Iterabl
 
 
 def read_description(path: Path) -> tuple[str, Description] | None:
-    """What a file describes that lists no requests, after the name of its format; None where it lists them."""
+    """Return the name of the format and the description in a file; None where it lists requests."""
     if not path.is_file():  # a pipe can be read only once
         return None
     try:

@@ -70,7 +70,7 @@ def _recognises(start: Beginning) -> bool:
 
 
 def _read(path: Path, start: str) -> Description:
-    """The client that one of its two files names, which begins like this.
+    """Read a client, one of whose two files is named and begins so.
 
     Raises
     ------
@@ -148,11 +148,11 @@ _LengthShares = tuple[IntArray, FloatArray]
 
 
 def _distributions(path: Path) -> tuple[list[tuple[float, _LengthShares, _LengthShares]], str]:
-    """From when on each pair of distributions holds, of inputs and of outputs; and the digest of the file."""
+    """Read the start of each pair of distributions, the pair itself, and the digest of the file."""
     with lines_of(path) as lines:
         text = lines.rest()
     try:
-        found = [
+        distributions = [
             (
                 float(begin),
                 _distribution(tables["input_tokens"], MAX_TOKENS),
@@ -164,11 +164,11 @@ def _distributions(path: Path) -> tuple[list[tuple[float, _LengthShares, _Length
         ]
     except _NOT_A_DATASET as error:
         raise UsageError(f"{path}: not a ServeGen dataset: {error}") from None
-    if not found:
+    if not distributions:
         raise UsageError(f"{path}: no length distributions")
-    if max(inputs[0].size * outputs[0].size for _, inputs, outputs in found) > _MOST_PAIRS:
+    if max(inputs[0].size * outputs[0].size for _, inputs, outputs in distributions) > _MOST_PAIRS:
         raise UsageError(f"{path}: more than {_MOST_PAIRS:,} pairs of an input and an output length")
-    return sorted(found, key=lambda part: part[0]), lines.sha256
+    return sorted(distributions, key=lambda part: part[0]), lines.sha256
 
 
 def _distribution(text: str, most: int) -> _LengthShares:

@@ -27,7 +27,7 @@ def traffic_parts(
     distortion: Distortion | None = None,
     reference: str | None = None,
 ) -> list[Part]:
-    """The classes that were fitted to traffic, with [workload] and [prefix].
+    """Make classes fitted to traffic, with [workload] and [prefix].
 
     Parameters
     ----------
@@ -73,28 +73,28 @@ def traffic_parts(
     ]
 
 
-def arrivals_notes(found: Bursts | None, reference: str | None) -> Iterable[str]:
-    """How much of the variance of arrivals a schedule and cv explain, and what is made of that."""
-    if found is None:
+def arrivals_notes(bursts: Bursts | None, reference: str | None) -> Iterable[str]:
+    """Say how much of the variance of arrivals a schedule and cv explain, and what follows."""
+    if bursts is None:
         return
-    steps = found.course.factors.size
+    steps = bursts.course.factors.size
     schedule = f"a schedule of {steps} steps" if steps > 1 else "a constant rate"
-    if found.scale_s is None:
-        yield f"Split of arrivals: {schedule} and gaps of cv {found.cv:.3g}, as the windows are described."
+    if bursts.scale_s is None:
+        yield f"Split of arrivals: {schedule} and gaps of cv {bursts.cv:.3g}, as the windows are described."
         return
     yield (
         f"Split of arrivals: {schedule} (slow, in steps of ten stays and more that differ by four standard errors) and "
-        f"gamma gaps of cv {found.cv:.3g} (clusters, at {format_seconds(found.scale_s)}, the time scale of a stay)."
+        f"gamma gaps of cv {bursts.cv:.3g} (clusters, at {format_seconds(bursts.scale_s)}, the time scale of a stay)."
     )
-    if not found.windows:
+    if not bursts.windows:
         yield "The trace is too short to tell how much of the variance of counts they explain."
         return
     shares = ", ".join(
-        f"{format_percent(one.share, 2)} in {format_seconds(one.window_s)}" for one in found.windows
+        f"{format_percent(window.share, 2)} in {format_seconds(window.window_s)}" for window in bursts.windows
     )
     yield f"They explain, of the variance of counts in windows: {shares}."
     limits = f"{format_percent(LEAST)} to {format_percent(MOST)}, but for chance"
-    if found.enough:
+    if bursts.enough:
         yield f"That is enough ({limits}): commands simulate these arrivals."
     elif reference is not None:
         yield f"That is not enough ({limits}): commands replay the trace, at the rate of the classes."
@@ -102,8 +102,8 @@ def arrivals_notes(found: Bursts | None, reference: str | None) -> Iterable[str]
         yield f"That is not enough ({limits}): save the trace, and refer to it by trace in [workload]."
 
 
-def workload_table(found: Bursts, reference: str | None) -> dict[str, Any]:
-    """The table [workload]: cv, schedule, and the trace where these explain too little; empty for Poisson arrivals.
+def workload_table(bursts: Bursts, reference: str | None) -> dict[str, Any]:
+    """Make [workload]: cv, schedule, and the trace where these explain too little; empty for Poisson arrivals.
 
     >>> import numpy as np
     >>> from kvplan.model.schedule import StepCourse
@@ -111,66 +111,66 @@ def workload_table(found: Bursts, reference: str | None) -> dict[str, Any]:
     >>> workload_table(Bursts(course, 2.0, 5.0, ()), None)
     {'cv': 2, 'period': 20, 'schedule': [{'at': 0, 'factor': 0.4}, {'at': 5, 'factor': 1.2}]}
     """
-    table: dict[str, Any] = {} if found.cv == 1 else {"cv": numeral(found.cv, 4)}
-    if not found.enough and reference is not None:
+    table: dict[str, Any] = {} if bursts.cv == 1 else {"cv": numeral(bursts.cv, 4)}
+    if not bursts.enough and reference is not None:
         table["trace"] = reference
-    if (course := found.course).factors.size > 1:
+    if (course := bursts.course).factors.size > 1:
         steps = zip(course.starts_s.tolist(), course.factors.tolist(), strict=True)
         table["period"] = numeral(course.period_s, 12)
         table["schedule"] = [{"at": numeral(at, 12), "factor": numeral(factor, 6)} for at, factor in steps]
     return table
 
 
-def prefix_part(found: Prefixes, origin: Origin) -> Part:
-    """The table [prefix]: where its curve comes from, and what to write in place of it."""
-    whose = "known by hashes" if found.hashed else "known by their conversations"
+def prefix_part(prefixes: Prefixes, origin: Origin) -> Part:
+    """Make [prefix]: with where its curve comes from, and what to write in place of it."""
+    whose = "known by hashes" if prefixes.hashed else "known by their conversations"
     about = [
         "hit_curve: share of the prompt tokens that a prefix cache of so many tokens, in use or not, finds. From LRU "
-        f"stack distances of {found.requests:,} requests in order of arrival, in blocks of {found.block_tokens} "
+        f"stack distances of {prefixes.requests:,} requests in order of arrival, in blocks of {prefixes.block_tokens} "
         f"tokens {whose}."
     ]
-    if not found.complete:
+    if not prefixes.complete:
         about.append("They are the first of the trace; there was no room for more.")
-    if not found.hashed:
+    if not prefixes.hashed:
         about.append(
             "Estimated: a turn is taken to repeat all that came before it, wherever its prompt is long enough."
         )
-    if instead := caching(found):
+    if instead := caching(prefixes):
         about.append(
             "To tell what other iteration times do, put into each class, in place of this table (of what is shared "
             "what fits into its input; gaps are between arrivals):"
         )
         about += [f"  {key} = {value_text(value)}" for key, value in instead.items()]
-    curve = {"hit_curve": [list(point) for point in found.curve]}
+    curve = {"hit_curve": [list(point) for point in prefixes.curve]}
     return Part("prefix", facts("prefix", curve, origin), about=tuple(about))
 
 
-def caching(found: Prefixes) -> dict[str, Any]:
+def caching(prefixes: Prefixes) -> dict[str, Any]:
     """Keys of a class: what its requests share, and what is asked for again after gaps known by quantiles."""
     keys: dict[str, Any] = {}
-    if found.shared:
-        keys["shared"] = [{"tokens": one.tokens, "weight": one.weight} for one in found.shared]
-    if (reuse := found.reuse) is not None and isinstance(reuse.gap, Quantiles):
+    if prefixes.shared:
+        keys["shared"] = [{"tokens": prompt.tokens, "weight": prompt.weight} for prompt in prefixes.shared]
+    if (reuse := prefixes.reuse) is not None and isinstance(reuse.gap, Quantiles):
         gap = {"law": "quantiles", "values": [f"{value:g} s" for value in reuse.gap.values_s]}
         begins = "arrival" if reuse.from_arrival else "completion"
         keys["reuse"] = {"tokens": reuse.tokens, "share": reuse.share, "gap": gap, "from": begins}
     return keys
 
 
-def hit_note(found: Prefixes, memory_tokens: int | None) -> str:
-    """What a prefix cache makes of a trace, in a sentence.
+def hit_note(prefixes: Prefixes, memory_tokens: int | None) -> str:
+    """Say in one sentence what a prefix cache finds.
 
     >>> hit_note(Prefixes(((1000, 0.2), (3000, 0.3)), (), None, 9, True, 16, True), 2000)
     'a prefix cache finds 25% of the prompt tokens in 2,000 tokens of memory, 30% in any that is large enough (3,000)'
     """
-    if not found.curve:
+    if not prefixes.curve:
         return "no prompt begins as an earlier one did: a prefix cache finds nothing"
-    size = format_tokens(found.curve[-1][0])
-    reusable = format_percent(found.reusable)
+    size = format_tokens(prefixes.curve[-1][0])
+    reusable = format_percent(prefixes.reusable)
     if memory_tokens is None:
         return f"a prefix cache finds {reusable} of the prompt tokens in memory that is large enough ({size})"
     return (
-        f"a prefix cache finds {format_percent(found.found_by(memory_tokens))} of the prompt tokens in "
+        f"a prefix cache finds {format_percent(prefixes.found_by(memory_tokens))} of the prompt tokens in "
         f"{format_tokens(memory_tokens)} tokens of memory, {reusable} in any that is large enough ({size})"
     )
 
@@ -186,7 +186,7 @@ def _origin(traffic: Traffic, unexplained: bool) -> Origin:
 
 
 def _begin(traffic: Traffic) -> datetime | None:
-    """When the first request came, where the clock of the trace shows dates."""
+    """Say when requests began, where the clock of the trace shows dates."""
     if traffic.start_s is None or not _DATED_S < traffic.start_s < 1e11:
         return None
     return datetime.fromtimestamp(traffic.start_s, UTC)

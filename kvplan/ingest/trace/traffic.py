@@ -27,7 +27,7 @@ _OUTPUT_BITS = 20
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a trace says about the traffic: pairs of lengths, ascending, with how often each came, and arrivals."""
+    """Traffic of a trace: pairs of lengths, ascending, with how often each came, and arrivals."""
 
     path: Path
     format: str
@@ -91,9 +91,9 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
         what = "1 request" if served == 1 else f"{served:,} requests, all at one time"
         raise UsageError(f"{path}: {what}; a rate needs arrivals at two times at least")
     timed = duration_s is None
-    prefixes, found = prefixes_of(trace.identities), trace.cached_share
-    if prefixes and found and not prefixes.hashed:
-        prefixes = prefixes.scaled(found)
+    prefixes, cached_share = prefixes_of(trace.identities), trace.cached_share
+    if prefixes and cached_share and not prefixes.hashed:
+        prefixes = prefixes.scaled(cached_share)
     counts, cell_s = _per_cell(time_s, span) if timed else (None, 1.0)
     return Traffic(
         path,
@@ -115,8 +115,8 @@ def measure(path: Path, unit: str | None = None, model: str | None = None) -> Tr
 def _notes(trace: TraceFile, prefixes: Prefixes | None) -> Iterator[str]:
     if trace.duration_s is not None:
         yield "no arrival times: the rate is that of completions, which can be below what was offered"
-    if found := trace.cached_share:
-        yield of_prefix_cache(found, "stated by the rows")
+    if share := trace.cached_share:
+        yield of_prefix_cache(share, "stated by the rows")
     if prefixes is None and trace.identities.hashes:
         yield "hash_ids are not as many as the prompts have blocks, of whatever size: they tell nothing"
 
