@@ -10,12 +10,13 @@ _RESERVES_PROMPTS = (0, 18)  # vLLM's version from which on whole prompts have t
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, without what marks a candidate or a later build.
+    """Return the numbers of a version, without zeros at its end and what marks a candidate or a later build.
 
-    >>> numbers("0.24.0rc1") < numbers("0.24.1")
+    >>> numbers("0.24.0rc1") == numbers("0.24") < numbers("0.24.1")
     True
     """
-    return tuple(map(int, re.split(r"[^\d.]", version)[0].strip(".").split(".")))
+    plain = re.sub(r"(\.0+)+$", "", re.split(r"[^\d.]", version)[0].strip("."))
+    return tuple(map(int, plain.split(".")))
 
 
 class EngineName(StrEnum):
@@ -49,6 +50,7 @@ class Scheduling(StrEnum):
     PRIORITY = "priority"
 
 
+_HAS_PRIORITIES = (0, 9, 2)  # V1 does, from vLLM's version on; with the flag those before it fall back to V0
 _ALIGNS_STATES = (0, 32)  # vLLM's version from which on --mamba-cache-mode has no "all"
 _HAVE_INTERVALS = {EngineName.VLLM: (0, 24), EngineName.SGLANG: (0, 5, 19)}  # from which version on
 
@@ -97,6 +99,15 @@ class Engine:
         """SGLang's interval or TensorRT-LLM's wait for a batch: prompts wait while others decode."""
         spaced = self.name is EngineName.SGLANG and self.prefill_interval > 1
         return spaced or (self.batch_wait_iterations > 0 and self.batch_wait_tokens > 0)
+
+
+def has_priorities(engine: Engine) -> bool:
+    """Tell whether vLLM, in the version that is named, orders requests by priority as is modelled.
+
+    >>> has_priorities(Engine()), has_priorities(Engine(version="0.9.1"))
+    (True, False)
+    """
+    return not engine.version or numbers(engine.version) >= _HAS_PRIORITIES
 
 
 def aligns_states(engine: Engine) -> bool:

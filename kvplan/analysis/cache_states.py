@@ -112,6 +112,12 @@ class CachedReplica:
             return self
         return replace(self, replica=replace(self.replica, offload=None))
 
+    @property
+    def uncached(self) -> "CachedReplica":
+        """Replica on which nothing is found."""
+        nothing: dict[str, Any] = {"shared": (), "in_common": (), "reused": 0.0, "reused_squares": 0.0}
+        return replace(self, hit_curve=(), streams=tuple(replace(s, **nothing) for s in self.streams))
+
     @cached_property
     def rate_rps(self) -> float:
         """Offered rate, requests/s."""

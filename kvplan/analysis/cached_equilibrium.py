@@ -51,7 +51,8 @@ def with_part_of_users(model: ServingModel, factor: float) -> ServingModel:
 def with_rates_of_users(model: ServingModel) -> ServingModel:
     """Return the model with the rates that its users have at the equilibrium of a warm cache.
 
-    Where they do not fit, those that they would have in a full replica if none of them had to wait.
+    Where they do not fit, those that they would have in a full replica if none of them had to wait. Without a cache, or
+    beside layers of several kinds, those of prompts that are computed whole.
     """
     asking = [c.sessions for c in model.classes]
     if not users_of(model):
@@ -61,7 +62,10 @@ def with_rates_of_users(model: ServingModel) -> ServingModel:
         alone = with_rates_of_users(replace(with_part_of_users(model, 1 / size), fleet=None))
         all_rates = ((c, size * part.rate_rps) for c, part in zip(model.classes, alone.classes, strict=True))
         return replace(model, classes=tuple(replace(c, rate_rps=rate) for c, rate in all_rates))
-    start = cached_replica(model)
+    # beside layers of several kinds no formula has what conversations find
+    caches = model.replica.prefix_caching and model.replica.layout is None
+    start = cached_replica(replace(model, replica=replace(model.replica, prefix_caching=caches)))
+    start = start if caches else start.uncached
 
     def at(tau: float) -> CachedReplica:
         """Traffic where iterations take so long."""

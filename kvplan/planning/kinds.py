@@ -100,16 +100,15 @@ class Kind:
             raise UsageError(f"no room for a request of max_model_len, {limit:,} tokens: {longest:,} fit")
         return longest
 
-    @property
-    def not_cached(self) -> str | None:
-        """Say beside what no prefix cache is modelled, so that a plan has it off; None: one is."""
+    def not_cached(self, *, talks: bool) -> str | None:
+        """Say why a plan has no prefix cache, for conversations if `talks`; None: it has one."""
         if not self.memory.is_mixed:
             return None
-        return (
-            self.memory.layout.not_cached
-            if self.engine is EngineName.VLLM
-            else "layers of several kinds but in vLLM"
-        )
+        if self.engine is not EngineName.VLLM:
+            return "not modelled beside layers of several kinds but in vLLM"
+        if (states := self.memory.layout.not_cached) is not None:
+            return f"not modelled beside {states}"
+        return "no formula has conversations beside layers of several kinds" if talks else None
 
     def tables(self) -> dict[str, Any]:
         """The tables [model], [gpu], [timing] and [provenance] of a profile."""

@@ -74,7 +74,9 @@ def _of_kind(kind: Kind, request: Request) -> Profile:
         engine["admission"] = str(older)
     engine |= {} if kind.longest is None else {"max_model_len": kind.longest}
     tables = {"schema": 1, "name": name, "engine": engine, **kind.tables(), **request.demand.tables}
-    if "sessions" in tables and kind.not_cached:
+    sessions = tables.get("sessions", ())
+    talks = any("users" in table or table["turns"] != 1 for table in sessions)  # else they are a class
+    if sessions and kind.not_cached(talks=talks):
         tables["gpu"] = {**tables["gpu"], "prefix_caching": False}
     profile = from_tables({key: value for key, value in tables.items() if value}, name)
     return _with_origin(_with_all_turns(profile), request.demand)

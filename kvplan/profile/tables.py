@@ -11,7 +11,7 @@ from pydantic import FailFast, Field
 from pydantic.config import JsonDict
 
 from kvplan import model, ranges
-from kvplan.engine import has_intervals
+from kvplan.engine import has_intervals, has_priorities
 from kvplan.model import Admission, EngineName, Origin, Prompt, RequestClass, Scheduling, as_written
 from kvplan.model.context import Fitting, fitting, limited, of_sample
 from kvplan.model.drafts import Drafts
@@ -521,9 +521,11 @@ class Model(Table, title="Model"):
     """The largest rank of the adapters."""
 
 
-def _intervals(engine: "Engine") -> Iterator[Problem]:
+def _versions(engine: "Engine") -> Iterator[Problem]:
     if engine.prefill_interval > 1 and not has_intervals(engine.engine):
         yield Problem(("prefill_interval",), f"{engine.name} {engine.version} has none; later versions do")
+    if engine.scheduling is Scheduling.PRIORITY and not has_priorities(engine.engine):
+        yield Problem(("scheduling",), f"vllm {engine.version} goes by no priority; 0.9.2 and later do")
 
 
 class Engine(Table, title="Engine"):
@@ -538,7 +540,7 @@ class Engine(Table, title="Engine"):
         ),
         Needs("batch_wait_iterations", "batch_wait_tokens"),
         Needs("batch_wait_tokens", "batch_wait_iterations"),
-        Check(_intervals),
+        Check(_versions),
     )
 
     name: Annotated[EngineName, Field(strict=False)] = EngineName.VLLM

@@ -510,8 +510,9 @@ def _known(plan: Plan) -> Iterator[str]:
         f"Known: speed {known.timing.basis}, KV memory ({memory} tokens) {known.gpu.basis}{version}, rates and "
         f"lengths {known.workload.basis}{f' ({assumed})' * bool(assumed)}."
     )
-    if kind is not None and kind.not_cached and model.has_common_prefixes:
-        yield f"The prefix cache is off: not modelled beside {kind.not_cached}. Every prompt is computed whole."
+    talks = any(c.sessions is not None for c in model.classes)
+    if kind is not None and model.has_common_prefixes and (why := kind.not_cached(talks=talks)):
+        yield f"The prefix cache is off: {why}. Every prompt is computed whole."
     if kind is not None and kind.memory.layout.held != kind.memory.layout.layers:
         yield "Layers with windows or chunks hold every token in this version, whose cache is as with full attention."
     if kind is not None and kind.parallelism.untested:

@@ -160,6 +160,46 @@ def test_users_ask_as_fast_as_they_are_answered(count: int) -> None:
     assert found.prefix_cache.collapse_possible is False
 
 
+ASKING = """
+schema = 1
+name = "asking"
+timing = { d0 = "10 ms", d2 = "60 us" }
+[[sessions]]
+name = "a"
+users = 40
+shared = 3000
+first = 900
+user = 900
+decode = 100
+turns = 1
+think = { law = "exponential", mean = "5 s" }
+[gpu]
+block_tokens = 16
+"""
+LAYERS = """kv_blocks = 25_000
+kv = [{ kind = "window", layers = 1, bytes = 8, window = 512 }, { kind = "full", layers = 1, bytes = 8 }]
+"""
+
+
+@pytest.mark.parametrize(
+    ("memory", "computed"),
+    [
+        ("memory_tokens = 400_000\n", 3900 - 2992),
+        ("memory_tokens = 400_000\nprefix_caching = false\n", 3900),
+        (f"prefix_caching = false\n{LAYERS}", 3900),
+        (LAYERS, 3900),
+    ],
+)
+def test_users_ask_for_whole_prompts_where_nothing_is_found(memory: str, computed: int) -> None:
+    """users = λ·(nτ + think) and τ = d0 + d2·λτ·s: two lines that meet once, found by halving."""
+    low, high = 0.0, 1 / (60e-6 * computed)
+    for _ in range(60):
+        rate = (low + high) / 2
+        asked = rate * (100 * 10e-3 / (1 - 60e-6 * computed * rate) + 5)
+        low, high = (rate, high) if asked < 40 else (low, rate)
+    assert profile(ASKING + memory).model.total_rate_rps == pytest.approx(rate, rel=1e-6)
+
+
 def test_a_hit_curve_makes_prefill_shorter() -> None:
     """Half way between the points; work without it: 1e-7·S + 60e-6·1000."""
     curve = "[prefix]\nhit_curve = [[50_000, 0.1], [150_000, 0.3]]"

@@ -16,7 +16,7 @@ from strategies import mix_model
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.emit import engine
 from kvplan.emit.settings import EngineSettings, engine_settings_of, flags_of_profile, for_engine, order_notes
-from kvplan.engine import has_intervals
+from kvplan.engine import has_intervals, has_priorities
 from kvplan.errors import UsageError
 from kvplan.model import (
     Admission,
@@ -343,6 +343,12 @@ def test_intervals_are_looked_for_in_versions_that_have_the_flag(name: str) -> N
     assert flag.since
     for version in ("", flag.since, f"{flag.since}.post1", "0.5.18", "0.23.0", "0.33.0"):
         assert has_intervals(Engine(EngineName(name), version=version)) == flag.is_in(version)
+
+
+def test_priorities_are_of_versions_that_have_the_flag() -> None:
+    flag = engine("vllm").flags["--scheduling-policy"]
+    for version in ("", flag.since, f"{flag.since}.post1", "0.9.1", "0.10.0"):
+        assert has_priorities(Engine(version=version)) == flag.is_in(version)
 
 
 def test_a_prefix_cache_of_windows_is_not_written_for_an_engine_that_is_not_simulated_so() -> None:

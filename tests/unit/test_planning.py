@@ -252,23 +252,28 @@ def test_what_would_make_a_demand_possible_does() -> None:
 
 
 @every(
-    ("model", "engine", "caches"),
+    ("model", "engine", "asked", "caches"),
     [
-        ("Qwen3-Next-80B-A3B", EngineName.VLLM, False),
-        ("gpt-oss-120b", EngineName.VLLM, True),
-        ("gpt-oss-120b", EngineName.SGLANG, False),
-        ("Llama-3.1-8B", EngineName.SGLANG, True),
+        ("Qwen3-Next-80B-A3B", EngineName.VLLM, {}, False),
+        ("gpt-oss-120b", EngineName.VLLM, {}, True),
+        ("gpt-oss-120b", EngineName.VLLM, {"rate_rps": None, "users": 50}, False),
+        ("gpt-oss-120b", EngineName.VLLM, {"turns": parse_turns("4")}, False),
+        ("gpt-oss-120b", EngineName.SGLANG, {}, False),
+        ("Llama-3.1-8B", EngineName.SGLANG, {}, True),
+        ("Llama-3.1-8B", EngineName.VLLM, {"turns": parse_turns("4")}, True),
     ],
 )
-def test_a_cache_that_is_not_modelled_is_off(model: str, engine: EngineName, caches: bool) -> None:
+def test_a_cache_that_is_not_modelled_is_off(
+    model: str, engine: EngineName, asked: dict[str, Any], caches: bool
+) -> None:
     [kind] = kinds(
         read_model(model), [find_gpu("H200")], parallelism=[Parallelism(4)], weights=["fp8"], engine=engine
     )
     demand = Demand(Length(1000), Length(200), 1.0, system_prompt=3000)
-    profile = replica_profile(kind, Request([kind], demand, ()))
+    profile = replica_profile(kind, Request([kind], replace(demand, **asked), ()))
     assert isinstance(profile, Profile)
     assert profile.model.has_common_prefixes
-    assert profile.model.finds_prefixes == (kind.not_cached is None) == caches
+    assert profile.model.finds_prefixes == (kind.not_cached(talks=bool(asked)) is None) == caches
 
 
 def test_near_saturation_a_size_is_not_enough_before_the_queue_was_seen() -> None:

@@ -272,6 +272,8 @@ def test_conversations_beside_layers_are_run_and_formulas_refuse_them() -> None:
     assert talks.classes[-1].sessions is not None
     with pytest.raises(UsageError, match=r"a: sessions .* \[gpu\] prefix_caching = false"):
         cached_replica(talks)
+    users, off = SESSIONS.replace("rate = 0.1", "users = 5"), "prefix_caching = false\n"
+    assert model(layered(), users).total_rate_rps == model(off + layered(), users).total_rate_rps > 0
 
 
 @every("engine", ["", '[engine]\nname = "sglang"\n'])
