@@ -49,6 +49,8 @@ def _beyond(figures: Figures) -> Iterator[tuple[str, Any]]:
         yield "beyond_good", offered.offered_rps / cache.sustainable_rps.good - 1
     if figures.recovers is not None and figures.drain.runs_s:
         yield "late", len(figures.drain.runs_s) - figures.drain.within(figures.recovers.within_s)
+        if figures.drain.seconds is not None:
+            yield "over_after", format_seconds(figures.drain.seconds)
 
 
 def headroom_ends(headroom: Headroom | None) -> str | None:

@@ -19,6 +19,7 @@ from kvplan.report.assembly import Analyses
 from kvplan.report.blocks import enough_memory
 from kvplan.report.ledger import plain
 from kvplan.report.words import Status
+from kvplan.study.drain import Drain
 
 AGENTS = """
 schema = 1
@@ -75,6 +76,18 @@ def test_agents_of_the_theory() -> None:
     assert cache["collapse_possible"] is True
     assert found.status is Status.NEEDS_CAP
     assert "branches" not in cache
+
+
+def test_a_burst_that_is_over_too_late_is_said_to_be_over() -> None:
+    """All five runs come back, after hours: the cache was not lost for good, as a larger burst may have it."""
+    hours = Drain(
+        300, 3.0 * 3600, 2.0 * 3600, 4.0 * 3600, runs_s=(7200.0, 9000.0, 10_800.0, 12_000.0, 14_400.0)
+    )
+    model = profile(AGENTS).model
+    found = Analyses(model, Plan(), {"advice": (), "drain": hours, "headroom": None})
+    assert found.verdict.status is Status.NEEDS_CAP
+    assert "a standard burst empties it and is over after 3 h only; a larger one may" in found.verdict.summary
+    assert "can empty it for good" in analyses(AGENTS).verdict.summary
 
 
 @pytest.mark.nightly
