@@ -157,17 +157,14 @@ def _headline(plan: Plan) -> str:
 
 def _in_band(plan: Plan, band: Band) -> str:
     low, high = (None if n is None else f"{n:,}" for n in band.replicas)
-    many = (
-        "As many"
-        if low == high and low is not None
-        else f"{low or ABSENT} to {high or 'no number of'} replicas"
-    )
+    many = f"{low or ABSENT} to {high or 'no number of'} replicas"
+    if low == high and low is not None:
+        many = "as many" if low == f"{plan.by_short_runs:,}" else low
     measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
     known = "what was measured" if measured else "the estimate"
     if plan.by_short_runs != plan.setting.replicas:
-        one = f"By short runs, bursts left out, {plan.by_short_runs:,} would do"
-        many = f"{one}, and {'as many' if low == high == f'{plan.by_short_runs:,}' else many}"
-    return f" {many} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
+        many = f"By short runs, bursts left out, {plan.by_short_runs:,} would do, and {many}"
+    return f" {many[0].upper()}{many[1:]} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
 
 
 def _words(key: str) -> str:
