@@ -219,13 +219,19 @@ def _costs(plan: Plan) -> Iterator[str]:
 
 def _beside(plan: Plan) -> Iterator[str]:
     """Say what an API costs, and what GPUs draw."""
-    api, says_power = plan.api, plan.request.priced or plan.kind(plan.winner.name) is None
-    energy = plan.energy if says_power else None
+    api, kind, spare = plan.api, plan.kind(plan.winner.name), plan.headroom
+    energy = plan.energy if plan.request.priced or kind is None else None
     if api is not None:
         yield f"An API at these prices: {_money(api.per_hour)}/h;"
         share = api.cheaper_from_rps / plan.mean_rps
         rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
-        yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
+        if share <= 1:
+            yield f"these replicas cost less from {rate}"
+        elif spare is None or share <= 1 + spare.ratio:
+            yield f"it costs less up to {rate}"
+        else:
+            known = " are known to" if spare.at_least else ""
+            yield f"it costs less at every rate that these replicas{known} serve."
         if plan.day is not None and (paid := api.autoscaled_per_hour) is not None:
             less = "less" if paid < api.per_hour else "no less"
             met = plan.day.ways["autoscaled"].within
@@ -240,6 +246,8 @@ def _beside(plan: Plan) -> Iterator[str]:
             f"the time, else {idle} idle{assumed}."
         )
 
+    elif plan.request.priced and kind is not None and kind.gpu.watts is None:
+        yield f"Power: nobody says what {kind.gpu.name} draws."
 
 def _sizes(plan: Plan) -> page.Table:
     each, price, chosen = plan.winner.task.model.replica.gpus, plan.winner.price, plan.setting.replicas
