@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Parallelism
@@ -245,9 +246,9 @@ def _beside(plan: Plan) -> Iterator[str]:
             f"Power: {day} kWh a day, {joules} J an output token; {load} at load, {format_percent(energy.busy)} of "
             f"the time, else {idle} idle{assumed}."
         )
-
     elif plan.request.priced and kind is not None and kind.gpu.watts is None:
         yield f"Power: nobody says what {kind.gpu.name} draws."
+
 
 def _sizes(plan: Plan) -> page.Table:
     each, price, chosen = plan.winner.task.model.replica.gpus, plan.winner.price, plan.setting.replicas
@@ -269,13 +270,13 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
     if plan.request.offload is None:
         return
     columns: page.Columns[Tier] = {
-        page.number("host memory a replica"): lambda tier: (
+        page.number("host memory, each"): lambda tier: (
             f"{format_number(tier.gib, 3)} GiB" if tier.gib else "none"
         ),
         page.number("replicas"): lambda tier: f"{tier.replicas:,}",
         page.number("hits"): lambda tier: format_percent(tier.hit_ratio),
-        page.number("warm"): lambda tier: f"{format_number(tier.good_rps)}/s",
-        page.number("guaranteed"): lambda tier: f"{format_number(tier.guaranteed_rps)}/s",
+        page.number("warm, each"): lambda tier: f"{format_number(tier.good_rps)}/s",
+        page.number("guaranteed, each"): lambda tier: f"{format_number(tier.guaranteed_rps)}/s",
         **({page.number("per hour"): lambda tier: _money(tier.per_hour)} if plan.request.priced else {}),
     }
     yield page.tabulate(columns, plan.host_memory)
@@ -283,9 +284,14 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
         yield page.Paragraph("What has no row does not hold with four times as many replicas either.")
     elif len(plan.host_memory) == 1:
         yield page.Paragraph("No tier of up to 16 times the GPUs' KV memory saves a replica.")
-    without = next((tier.replicas for tier in plan.host_memory if not tier.gib), math.inf)
-    if saving := [tier for tier in plan.host_memory if tier.replicas < without]:
-        yield page.Paragraph(_taken(plan, saving[0]))
+    worth = attrgetter("per_hour" if plan.request.priced else "replicas", "gib")  # of equals the least memory
+    best = min(plan.host_memory, key=worth, default=None)
+    if best is not None and best.gib:
+        yield page.Paragraph(_taken(plan, best))
+    elif len(plan.host_memory) > 1:
+        yield page.Paragraph(
+            f"No tier {'is cheaper than none' if plan.request.priced else 'saves a replica'}."
+        )
 
 
 def _taken(plan: Plan, tier: Tier) -> str:
