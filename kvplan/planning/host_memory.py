@@ -15,6 +15,7 @@ from kvplan.model.replica import Offload
 from kvplan.planning.kinds import Kind
 from kvplan.planning.search import Candidate, Setting
 from kvplan.profile.reading import Profile
+from kvplan.profile.replica import Gpu
 from kvplan.solve import boundary
 from kvplan.study.objectives import State
 from kvplan.units import format_bytes
@@ -56,7 +57,7 @@ def check(profile: Profile) -> None:
 
 def token_bytes(profile: Profile, kind: Kind | None, sizes: Sequence[float] = ()) -> int:
     """Return what a token takes of host memory; refuse sizes, GiB, that hold no block of them."""
-    token = profile.tables["gpu"].get("kv_bytes_per_token")
+    token = Gpu.model_validate(profile.tables["gpu"]).token_bytes
     if kind is not None:
         token = kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype)
     if token is None:
@@ -64,19 +65,20 @@ def token_bytes(profile: Profile, kind: Kind | None, sizes: Sequence[float] = ()
             "--offload: needs [gpu] kv_bytes_per_token, what a token takes of host memory, and memory in bytes, or "
             "[gpu.offload], beside it"
         )
-    block = int(token) * profile.model.replica.block_tokens
+    block = token * profile.model.replica.block_tokens
     if small := [gib for gib in sizes if round(gib * GIB) < block]:
         raise UsageError(f"--offload {small[0] * GIB:.0f}B: must hold a block, {format_bytes(block)}")
-    return int(token)
+    return token
 
 
 class HostMemory(NamedTuple):
-    """Replicas of a plan with host memory behind them; `token` are the bytes of one."""
+    """Replicas of a plan with host memory behind them; `token` are the bytes of one; `spare` ones are priced, too."""
 
     token: int
     winner: Candidate
     setting: Setting
     memory_hour: float
+    spare: int = 0
 
     def tiers(self, sizes: tuple[float, ...]) -> Iterator[Tier]:
         """Yield what no tier takes, then tiers of so many GiB; without sizes the least that save replicas.
@@ -138,7 +140,7 @@ class HostMemory(NamedTuple):
         task = self._with(gib).task
         found = prefix_cache(cached_replica(task.at(replicas, self.setting.batched_tokens, slower=False)))
         hits, rates = None if found.warm is None else found.warm.hit_ratio, found.sustainable_rps
-        price = replicas * (self.winner.price + gib * self.memory_hour)
+        price = (replicas + self.spare) * (self.winner.price + gib * self.memory_hour)
         return Tier(gib, replicas, hits, rates.good, rates.guaranteed, price)
 
 

@@ -116,7 +116,7 @@ def _around(
     curve: tuple[Tier, ...] = ()
     if request.offload is not None:
         token = token_bytes(profile, request.kind(winner.name))
-        host = HostMemory(token, winner, setting, request.memory_hour)
+        host = HostMemory(token, winner, setting, request.memory_hour, request.spare)
         tiers = tuple(host.tiers(request.offload))
         curve = tuple(host.along(tiers)) if len(tiers) > 1 else ()
     return Plan(

@@ -102,6 +102,7 @@ def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]
     if may_collapse:
         replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
         yield "replicas_whose_caches_last", replicas if replicas > 1 else None
+        yield "has_sessions", any(c.sessions is not None for c in figures.model.classes)
         yield "enough_memory", enough_memory(figures.model)
     if status is Status.STABLE:
         never, grows = engine_never_evicts(figures.cold), not never_grows(figures.cold)

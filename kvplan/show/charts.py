@@ -1,6 +1,7 @@
 """The charts of reports and plans, made from their results."""
 
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -182,8 +183,11 @@ def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:
         np.array([getattr(tier, name) for tier in curve]) for name in ("guaranteed_rps", "good_rps")
     )
     top = 1.1 * float(max(sure.max(), warm.max()))
-    replicas = {tier.gib: f"{tier.replicas:,} replica{'s' * (tier.replicas != 1)}" for tier in tiers}
-    said = ", ".join(f"{count} with {gib:,.3g} GiB each" for gib, count in replicas.items())
+    replicas = {
+        tier.gib: f"{tier.replicas:,} replica{'s' * (tier.replicas != 1)} with {format_number(tier.gib, 3)} GiB"
+        for tier in tiers
+    }
+    said = ", ".join(f"{count} each" for count in replicas.values())
     chart = Chart(
         "Host memory",
         f"Rates and hits of one replica by formulas; by short runs {said}.",
@@ -195,7 +199,11 @@ def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:
         Line("guaranteed", gib, sure),
         Line("with a warm cache", gib, warm, "orange"),
         Line("found, on the right", gib, top * found, "green", "dashed"),
-        *(chart.upright(count, gib, "ink", "dotted") for gib, count in replicas.items() if gib),
+        *(
+            chart.upright(count, gib, colour, "dotted")
+            for (gib, count), colour in zip(replicas.items(), cycle(("ink", *COLOURS[3:])), strict=False)
+            if gib
+        ),
     ]
     return chart._replace(lines=lines)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from kvplan.ingest.model.shape import kv_bytes_per_token
 from kvplan.model import Parallelism
@@ -157,17 +158,14 @@ def _headline(plan: Plan) -> str:
 
 def _in_band(plan: Plan, band: Band) -> str:
     low, high = (None if n is None else f"{n:,}" for n in band.replicas)
-    many = (
-        "As many"
-        if low == high and low is not None
-        else f"{low or ABSENT} to {high or 'no number of'} replicas"
-    )
+    many = f"{low or ABSENT} to {high or 'no number of'} replicas"
+    if low == high and low is not None:
+        many = "as many" if low == f"{plan.by_short_runs:,}" else low
     measured = plan.winner.task.model.provenance.timing.basis is Knowledge.MEASURED
     known = "what was measured" if measured else "the estimate"
     if plan.by_short_runs != plan.setting.replicas:
-        one = f"By short runs, bursts left out, {plan.by_short_runs:,} would do"
-        many = f"{one}, and {'as many' if low == high == f'{plan.by_short_runs:,}' else many}"
-    return f" {many} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
+        many = f"By short runs, bursts left out, {plan.by_short_runs:,} would do, and {many}"
+    return f" {many[0].upper()}{many[1:]} if iterations take {band.low:.2f} to {band.high:.2f} times {known}."
 
 
 def _words(key: str) -> str:
@@ -222,13 +220,19 @@ def _costs(plan: Plan) -> Iterator[str]:
 
 def _beside(plan: Plan) -> Iterator[str]:
     """Say what an API costs, and what GPUs draw."""
-    api, says_power = plan.api, plan.request.priced or plan.kind(plan.winner.name) is None
-    energy = plan.energy if says_power else None
+    api, kind, spare = plan.api, plan.kind(plan.winner.name), plan.headroom
+    energy = plan.energy if plan.request.priced or kind is None else None
     if api is not None:
         yield f"An API at these prices: {_money(api.per_hour)}/h;"
         share = api.cheaper_from_rps / plan.mean_rps
         rate = f"{format_number(api.cheaper_from_rps)} requests/s, {format_percent(share)} of the demand."
-        yield f"these replicas cost less from {rate}" if share <= 1 else f"it costs less up to {rate}"
+        if share <= 1:
+            yield f"these replicas cost less from {rate}"
+        elif spare is None or share <= 1 + spare.ratio:
+            yield f"it costs less up to {rate}"
+        else:
+            known = " are known to" if spare.at_least else ""
+            yield f"it costs less at every rate that these replicas{known} serve."
         if plan.day is not None and (paid := api.autoscaled_per_hour) is not None:
             less = "less" if paid < api.per_hour else "no less"
             met = plan.day.ways["autoscaled"].within
@@ -242,6 +246,8 @@ def _beside(plan: Plan) -> Iterator[str]:
             f"Power: {day} kWh a day, {joules} J an output token; {load} at load, {format_percent(energy.busy)} of "
             f"the time, else {idle} idle{assumed}."
         )
+    elif plan.request.priced and kind is not None and kind.gpu.watts is None:
+        yield f"Power: nobody says what {kind.gpu.name} draws."
 
 
 def _sizes(plan: Plan) -> page.Table:
@@ -264,13 +270,13 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
     if plan.request.offload is None:
         return
     columns: page.Columns[Tier] = {
-        page.number("host memory a replica"): lambda tier: (
+        page.number("host memory, each"): lambda tier: (
             f"{format_number(tier.gib, 3)} GiB" if tier.gib else "none"
         ),
         page.number("replicas"): lambda tier: f"{tier.replicas:,}",
         page.number("hits"): lambda tier: format_percent(tier.hit_ratio),
-        page.number("warm"): lambda tier: f"{format_number(tier.good_rps)}/s",
-        page.number("guaranteed"): lambda tier: f"{format_number(tier.guaranteed_rps)}/s",
+        page.number("warm, each"): lambda tier: f"{format_number(tier.good_rps)}/s",
+        page.number("guaranteed, each"): lambda tier: f"{format_number(tier.guaranteed_rps)}/s",
         **({page.number("per hour"): lambda tier: _money(tier.per_hour)} if plan.request.priced else {}),
     }
     yield page.tabulate(columns, plan.host_memory)
@@ -278,9 +284,14 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
         yield page.Paragraph("What has no row does not hold with four times as many replicas either.")
     elif len(plan.host_memory) == 1:
         yield page.Paragraph("No tier of up to 16 times the GPUs' KV memory saves a replica.")
-    without = next((tier.replicas for tier in plan.host_memory if not tier.gib), math.inf)
-    if saving := [tier for tier in plan.host_memory if tier.replicas < without]:
-        yield page.Paragraph(_taken(plan, saving[0]))
+    worth = attrgetter("per_hour" if plan.request.priced else "replicas", "gib")  # of equals the least memory
+    best = min(plan.host_memory, key=worth, default=None)
+    if best is not None and best.gib:
+        yield page.Paragraph(_taken(plan, best))
+    elif len(plan.host_memory) > 1:
+        yield page.Paragraph(
+            f"No tier {'is cheaper than none' if plan.request.priced else 'saves a replica'}."
+        )
 
 
 def _taken(plan: Plan, tier: Tier) -> str:

@@ -16,7 +16,7 @@ from kvplan.show.report import first_screen
 from kvplan.show.view import Json, View, header
 from kvplan.units import ABSENT
 
-_HARMFUL = frozenset('`$!\\"|<>#')
+_HARMFUL = frozenset("`$!\\|<>#")  # quotes end no comment, and values have them
 _WIDTHS = (40, 120)
 
 

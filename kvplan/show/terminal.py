@@ -6,7 +6,7 @@ Everything reaches Rich as `Text`, which it never interprets as markup.
 import re
 from collections.abc import Sequence
 from io import StringIO
-from textwrap import shorten
+from textwrap import indent, shorten
 from typing import Any
 
 from rich.cells import cell_len
@@ -94,7 +94,7 @@ def _written(parts: list[RenderableType], width: int, colour: bool) -> str:
         legacy_windows=False,
         _environ={},  # the caller has decided
     )
-    console.print(Group(*parts))
+    console.print(Group(*parts), crop=False)  # a word of a command may be longer than a line
     # Rich fills table cells up to their width
     return without_commands("".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines()))
 
@@ -120,7 +120,7 @@ def _block(block: Block, width: int) -> RenderableType:
         case Bullets():
             return _items(block.items, ["-"] * len(block.items))
         case Figure():
-            return _indented(Text(block.text, no_wrap=True, overflow="ignore"))
+            return Text(indent(block.text, _INDENT), no_wrap=True, overflow="ignore")  # Padding would cut it
 
 
 def _table(table: Table, width: int) -> RenderableType:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measured import brief
+from measured import UNDRAINED, brief
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import sustainable_rate
@@ -106,6 +106,18 @@ def test_it_says_what_keeps_agents_from_collapsing() -> None:
         rf"Set max_num_seqs = {seats} and shed_after = .*: tried, .* then drains", found.actions[0]
     )
     assert "2 replicas" in found.actions[1]
+
+
+def test_sessions_stay_on_a_replica_where_there_are_any() -> None:
+    """Of prompts that begin alike 24.2 requests/s are guaranteed: 35 take two replicas."""
+    shared = profile(CHAT, ("rate = 20", "rate = 35\nshared = 800")).model
+    cache = brief(shared).prefix_cache
+    assert cache is not None
+    known = {"status": Status.NEEDS_CAP, "advice": (), "headroom": None, "drain": UNDRAINED, "goodput": None}
+    chat = Analyses(shared, Plan(), {**known, "prefix_cache": cache._replace(collapse_possible=True)})
+    assert "Serve it with 2 replicas: then it cannot collapse." in chat.actions
+    agents = Analyses(profile(AGENTS).model, Plan(), known)
+    assert "Serve it with 2 replicas, each session on one of them: then it cannot collapse." in agents.actions
 
 
 def test_enough_memory_guarantees_the_rate() -> None:

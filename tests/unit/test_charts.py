@@ -154,13 +154,19 @@ def test_a_border_is_between_all_cells_that_differ_and_nowhere_else() -> None:
 
 
 def test_host_memory_is_drawn_with_its_rates_hits_and_replicas() -> None:
-    tiers = [Tier(0.0, 2, 0.5, 12.0, 8.0, 6.0), Tier(100.0, 1, 0.8, 20.0, 8.0, 4.0)]
+    tiers = [
+        Tier(0.0, 3, 0.5, 12.0, 8.0, 6.0),
+        Tier(50.0, 2, 0.5, 12.0, 8.0, 6.0),
+        Tier(100.0, 1, 0.8, 20.0, 8.0, 4.0),
+    ]
     beyond = Tier(150.0, 1, None, 22.0, 8.0, 4.0)
     drawn = charts._host_memory(tiers, [*tiers, beyond])
     assert drawn.right == ("share of prompts found", pytest.approx(24.2))
     lines = {line.label: (line.x.tolist(), line.y.tolist()) for line in drawn.lines}
-    assert lines["guaranteed"] == ([0.0, 100.0, 150.0], [8.0, 8.0, 8.0])
-    assert lines["with a warm cache"][1] == [12.0, 20.0, 22.0]
-    assert lines["found, on the right"][1] == pytest.approx([12.1, 19.36, np.nan], nan_ok=True)
-    assert lines["1 replica"] == ([100.0, 100.0], [0.0, pytest.approx(24.2)])
+    assert lines["guaranteed"] == ([0.0, 50.0, 100.0, 150.0], [8.0, 8.0, 8.0, 8.0])
+    assert lines["with a warm cache"][1] == [12.0, 12.0, 20.0, 22.0]
+    assert lines["found, on the right"][1] == pytest.approx([12.1, 12.1, 19.36, np.nan], nan_ok=True)
+    assert lines["2 replicas with 50 GiB"] == ([50.0, 50.0], [0.0, pytest.approx(24.2)])
+    assert lines["1 replica with 100 GiB"] == ([100.0, 100.0], [0.0, pytest.approx(24.2)])
+    assert len({(line.colour, line.style) for line in drawn.lines}) == len(drawn.lines) == 5
     svg.file([drawn])

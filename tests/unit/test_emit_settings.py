@@ -256,6 +256,13 @@ def test_vllm_is_told_the_bytes_of_all_ranks() -> None:
     }
 
 
+def test_a_comment_has_a_value_as_it_is() -> None:
+    found, report = written("vllm", cached(), collapses=True)
+    (value,) = (flag.value for flag in found.start.flags if flag.flag == "--kv-transfer-config")
+    comment = text_of(found, report).partition(" vllm serve")[0]
+    assert f"--kv-transfer-config {value}: the profile's host tier" in comment
+
+
 def test_sglang_is_told_how_many_times_the_gpu() -> None:
     wanted = {
         "--tp-size": "2",

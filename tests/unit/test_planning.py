@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from every import every
@@ -27,10 +28,11 @@ from kvplan.planning.kinds import Kind, kinds
 from kvplan.planning.plan import plan
 from kvplan.planning.result import Plan as Planned
 from kvplan.planning.result import Request, Status
-from kvplan.planning.search import Candidate, Setting, race
+from kvplan.planning.search import Band, Candidate, Setting, race
 from kvplan.planning.service import replica_profile
 from kvplan.profile.reading import Profile, from_tables, parse_profile
 from kvplan.ranges import MOST_REPLICAS
+from kvplan.show.plan import _in_band
 from kvplan.study.objectives import Decision, State
 from kvplan.study.trial import Judged, Quick, Task
 
@@ -351,6 +353,28 @@ def test_where_a_burst_decides_no_objective_and_no_router_costs_replicas(
     assert by_short_runs(kind, setting) == 8
     assert without_each(kind, setting, 8) == {"ttft_s.p95": ttft, "itl_s.p95": 10}
     assert {size for _, size in routers(kind, setting)} == {behind}
+
+
+@every(
+    ("ends", "replicas", "said"),
+    [
+        ((7, 7), 7, " As many if iterations take 0.90 to 1.20 times the estimate."),
+        ((6, 8), 7, " 6 to 8 replicas if iterations take 0.90 to 1.20 times the estimate."),
+        ((None, None), 7, " – to no number of replicas if iterations take 0.90 to 1.20 times the estimate."),
+        ((7, 7), 10, " By short runs, bursts left out, 7 would do, and as many if iterations take"),
+        ((8, 8), 10, " By short runs, bursts left out, 7 would do, and 8 if iterations take"),
+        ((7, 9), 10, " By short runs, bursts left out, 7 would do, and 7 to 9 replicas if iterations take"),
+    ],
+)
+def test_what_the_error_band_takes_is_one_sentence(
+    ends: tuple[int | None, int | None], replicas: int, said: str
+) -> None:
+    shown = SimpleNamespace(
+        by_short_runs=7,
+        setting=Setting(replicas, None),
+        winner=SimpleNamespace(task=Given({})),
+    )
+    assert _in_band(cast(Planned, shown), Band(0.9, 1.2, ends)).startswith(said)
 
 
 def test_a_service_of_whole_replicas_has_no_link_between_them() -> None:

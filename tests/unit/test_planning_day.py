@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from kvplan.planning.result import Api
 from kvplan.planning.result import Plan as Planned
 from kvplan.planning.search import Setting
 from kvplan.show.plan import _beside
+from kvplan.study.headroom import Headroom
 from kvplan.study.objectives import State
 from kvplan.study.trial import Judged, Quick, Task
 
@@ -161,11 +162,39 @@ def test_the_price_of_a_day_says_which_share_is_within_the_objectives(
     within: float | None, said: str
 ) -> None:
     way = planning.Way(1.5, 36.0, 20.0, within, None, 9)
-    shown = SimpleNamespace(
-        api=Api(8.0, 9.0, 3.0),
-        day=SimpleNamespace(ways={"autoscaled": way}),
-        mean_rps=6.0,
-        energy=None,
-        request=SimpleNamespace(priced=True),
-    )
-    assert [*_beside(cast(Planned, shown))][-1].endswith(said)
+    assert beside(day=SimpleNamespace(ways={"autoscaled": way}))[-1].endswith(said)
+
+
+def beside(**given: Any) -> list[str]:
+    """What is said of a plan for 6 requests/s that costs less than an API from 9 on."""
+    usual = {"api": Api(8.0, 9.0, 3.0), "mean_rps": 6.0, "day": None, "energy": None, "headroom": None}
+    known = {
+        "winner": SimpleNamespace(name=""),
+        "kind": lambda _: None,
+        "request": SimpleNamespace(priced=True),
+    }
+    return [*_beside(cast(Planned, SimpleNamespace(**{**usual, **known, **given})))]
+
+
+@pytest.mark.parametrize(
+    ("from_rps", "ratio", "at_least", "said"),
+    [
+        (5.0, 0.02, False, "these replicas cost less from 5 requests/s, 83.3% of the demand."),
+        (5.0, -0.5, False, "these replicas cost less from 5 requests/s, 83.3% of the demand."),
+        (6.1, 0.02, False, "it costs less up to 6.1 requests/s, 102% of the demand."),
+        (9.0, 0.02, False, "it costs less at every rate that these replicas serve."),
+        (9.0, 0.5, True, "it costs less up to 9 requests/s, 150% of the demand."),
+        (9.1, 0.5, True, "it costs less at every rate that these replicas are known to serve."),
+    ],
+)
+def test_no_break_even_is_named_that_the_replicas_do_not_reach(
+    from_rps: float, ratio: float, at_least: bool, said: str
+) -> None:
+    assert beside(api=Api(8.0, from_rps, None), headroom=Headroom(ratio, "load", at_least))[1:] == [said]
+
+
+def test_of_a_gpu_whose_power_nobody_says_the_screen_of_a_price_says_so() -> None:
+    kind = SimpleNamespace(gpu=SimpleNamespace(name="H100 SXM:1g.10gb", watts=None))
+    assert beside(api=None, kind=lambda _: kind) == ["Power: nobody says what H100 SXM:1g.10gb draws."]
+    assert beside(api=None, kind=lambda _: kind, request=SimpleNamespace(priced=False)) == []
+    assert beside(api=None) == []

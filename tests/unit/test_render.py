@@ -21,7 +21,7 @@ from kvplan.report.assembly import Report, to_document
 from kvplan.report.keys import SCREENS, near_one
 from kvplan.report.ledger import Ledger
 from kvplan.report.wording import sentence
-from kvplan.show import markdown, terminal
+from kvplan.show import markdown, page, terminal
 from kvplan.show.page import Table
 from kvplan.show.report import build
 from kvplan.show.view import json_text
@@ -225,6 +225,12 @@ def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     lines = terminal.render(build(REPORTS[name]()), width=width).splitlines()
     assert max(map(cell_len, lines)) <= width
     assert not any(line.endswith(" ") for line in lines)
+
+
+def test_a_long_word_of_a_command_is_never_cut() -> None:
+    long = f"--config '{'x' * 120}'"
+    found = page.document([page.Section("start", "Start", (page.shell("serve MODEL", ["--port 1", long]),))])
+    assert terminal.render(found, width=40).splitlines()[1:3] == ["  serve MODEL --port 1 \\", f"    {long}"]
 
 
 def test_names_are_shown_as_they_are_on_a_terminal() -> None:
