@@ -16,7 +16,10 @@ registered first is found. Each block is followed on its own, as those of a wind
 
 from kvplan.simulation.prefix_cache import count_hits
 from kvplan.simulation.state import (
+    ANEW,
     NOBODY,
+    PASSED,
+    UNLISTED,
     Block,
     Blocks,
     Counter,
@@ -33,21 +36,41 @@ from kvplan.simulation.state import (
 
 
 @kernel
-def take_first(s: State) -> int:
-    """Take the first free block; what it held is forgotten."""
-    block = s.pool[s.pool.shape[0] - 1, Block.BEHIND]
-    leave_queue(s, block)
-    if s.pool[block, Block.STREAM] != NOBODY:
-        forget(s, block)
-        s.counter[Counter.FREE] -= 1
-    s.pool[block, Block.HOLDERS] = 1
-    return int(block)
+def take(s: State, blocks: int) -> None:
+    """Take so many of the first free blocks; what they held is forgotten."""
+    c, last = s.counter, s.pool.shape[0] - 1
+    some = min(blocks, c[Counter.BLANK])
+    c[Counter.BLANK] -= some
+    blocks -= some
+    c[Counter.FREE] -= blocks
+    while blocks > 0:
+        first = s.pool[last, Block.BEHIND]
+        some = min(blocks, s.pool[first, Block.AHEAD])
+        s.pool[first, Block.AHEAD] -= some
+        blocks -= some
+        if blocks > 0:
+            leave_queue(s, first)
+            forget(s, first)
+            blocks -= 1
+
+
+@kernel
+def join_queue(s: State, block: int) -> None:
+    """Put a block that is known and that nobody holds any more at the end of the queue."""
+    last = s.pool.shape[0] - 1
+    front = s.pool[last, Block.IN_FRONT]
+    s.pool[block, Block.AHEAD], s.pool[last, Block.AHEAD] = s.pool[last, Block.AHEAD], 0
+    s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = front, last
+    s.pool[front, Block.BEHIND] = s.pool[last, Block.IN_FRONT] = block
+    s.counter[Counter.FREE] += 1
 
 
 @kernel
 def leave_queue(s: State, block: int) -> None:
+    """Take a block out of the queue; it still counts as free."""
     front, behind = s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND]
     s.pool[front, Block.BEHIND], s.pool[behind, Block.IN_FRONT] = behind, front
+    s.pool[behind, Block.AHEAD] += s.pool[block, Block.AHEAD]
 
 
 @kernel
@@ -57,32 +80,43 @@ def give_back(s: State, block: int) -> None:
     if s.pool[block, Block.HOLDERS] > 0:
         return
     s.counter[Counter.HELD] -= 1
-    front = behind = s.pool.shape[0] - 1
     if s.pool[block, Block.STREAM] == NOBODY:
-        behind = s.pool[front, Block.BEHIND]
+        s.counter[Counter.BLANK] += 1
+        spare(s, block)
     else:
-        s.counter[Counter.FREE] += 1
-        front = s.pool[behind, Block.IN_FRONT]
-    s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = front, behind
-    s.pool[front, Block.BEHIND] = s.pool[behind, Block.IN_FRONT] = block
+        join_queue(s, block)
 
 
 @kernel
-def bucket_of(s: State, stream: int, place: int, group: int) -> int:
+def new_row(s: State, stream: int, at: int) -> int:
+    """Give a row to a block that a request holds or has just passed, known by a stream and a column, or by NOBODY."""
+    last = s.pool.shape[0] - 1
+    block = s.pool[last, Block.NEXT]
+    s.pool[last, Block.NEXT] = s.pool[block, Block.NEXT]
+    s.pool[block, Block.STREAM], s.pool[block, Block.COLUMN] = stream, at
+    s.pool[block, Block.HOLDERS], s.pool[block, Block.NEXT] = 1, UNLISTED
+    return int(block)
+
+
+@kernel
+def spare(s: State, block: int) -> None:
+    """Take the row of a block back."""
+    last = s.pool.shape[0] - 1
+    s.pool[block, Block.NEXT], s.pool[last, Block.NEXT] = s.pool[last, Block.NEXT], block
+
+
+@kernel
+def bucket_of(s: State, stream: int, at: int) -> int:
     """Return the row of the pool that heads the list of blocks among which one known so is."""
-    return int((stream * 1_000_003 + group * 104_729 + place) % s.pool.shape[0])
+    return int((stream * 1_000_003 + at) % s.pool.shape[0])
 
 
 @kernel
 def found_at(s: State, request: int, place: int, group: int) -> int:
     """Return the block of a group that is found at a place of a request; NOBODY where there is none."""
-    stream = stream_at(s, request, place)
-    block = s.pool[bucket_of(s, stream, place, group), Block.FIRST]
-    while block != NOBODY and (
-        s.pool[block, Block.STREAM] != stream
-        or s.pool[block, Block.PLACE] != place
-        or s.pool[block, Block.GROUP] != group
-    ):
+    stream, at = stream_at(s, request, place), column(s, group, place)
+    block = s.pool[bucket_of(s, stream, at), Block.FIRST]
+    while block != NOBODY and (s.pool[block, Block.STREAM] != stream or s.pool[block, Block.COLUMN] != at):
         block = s.pool[block, Block.NEXT]
     return int(block)
 
@@ -97,12 +131,19 @@ def stream_at(s: State, request: int, place: int) -> int:
 
 
 @kernel
-def register(s: State, block: int, stream: int, place: int, group: int) -> None:
-    """Make a block known, behind those that are known alike."""
-    s.pool[block, Block.STREAM], s.pool[block, Block.PLACE] = stream, place
-    s.pool[block, Block.GROUP], s.pool[block, Block.NEXT] = group, NOBODY
+def own_from(s: State, request: int) -> int:
+    """Return the place from which on nobody but this request ever looks for its blocks; beyond all where others do."""
+    leaf = s.request[request, Request.LEAF]
+    return int(s.stream[leaf, Stream.BEGIN] if s.stream[leaf, Stream.HOLDERS] == 1 else s.table.shape[1])
+
+
+@kernel
+def register(s: State, block: int, stream: int) -> None:
+    """Have a block found, behind those that are known alike."""
+    s.pool[block, Block.STREAM], s.pool[block, Block.NEXT] = stream, NOBODY
     s.pool[block, Block.SINCE] = s.counter[Counter.ITERATIONS]
-    bucket = bucket_of(s, stream, place, group)
+    s.counter[Counter.NOTED] = ANEW
+    bucket = bucket_of(s, stream, s.pool[block, Block.COLUMN])
     last = s.pool[bucket, Block.FIRST]
     if last == NOBODY:
         s.pool[bucket, Block.FIRST] = block
@@ -114,15 +155,18 @@ def register(s: State, block: int, stream: int, place: int, group: int) -> None:
 
 @kernel
 def forget(s: State, block: int) -> None:
-    bucket = bucket_of(s, s.pool[block, Block.STREAM], s.pool[block, Block.PLACE], s.pool[block, Block.GROUP])
-    s.pool[block, Block.STREAM] = NOBODY
-    before = s.pool[bucket, Block.FIRST]
-    if before == block:
-        s.pool[bucket, Block.FIRST] = s.pool[block, Block.NEXT]
-        return
-    while s.pool[before, Block.NEXT] != block:
-        before = s.pool[before, Block.NEXT]
-    s.pool[before, Block.NEXT] = s.pool[block, Block.NEXT]
+    """Have a block found no more, and take its row back."""
+    if s.pool[block, Block.NEXT] != UNLISTED:
+        s.counter[Counter.NOTED] = ANEW
+        bucket = bucket_of(s, s.pool[block, Block.STREAM], s.pool[block, Block.COLUMN])
+        before = s.pool[bucket, Block.FIRST]
+        if before == block:
+            s.pool[bucket, Block.FIRST] = s.pool[block, Block.NEXT]
+        else:
+            while s.pool[before, Block.NEXT] != block:
+                before = s.pool[before, Block.NEXT]
+            s.pool[before, Block.NEXT] = s.pool[block, Block.NEXT]
+    spare(s, block)
 
 
 # --------------------------------------------------------------------------------------------------------- the look-up
@@ -141,8 +185,15 @@ def passed(s: State, group: int, tokens: int) -> int:
 
 @kernel
 def hits_in_groups(s: State, request: int) -> int:
-    """Count the leading blocks of a waiting request that all groups have; one token at least is left to compute."""
-    places, before = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
+    """Count the leading blocks of a waiting request that all groups have; one token at least is left to compute.
+
+    Requests that begin alike, and of whose own tokens nothing is known, find the same until other blocks are known.
+    """
+    c, places, before = s.counter, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
+    parent = s.stream[s.request[request, Request.LEAF], Stream.PARENT]
+    alike = s.request[request, Request.EVICTIONS] == 0 and places >= own_from(s, request)
+    if alike and parent == c[Counter.NOTED]:
+        return int(c[Counter.FOUND])
     for group in range(s.kept.shape[0]):
         if keeps_all(s, group):
             places = longest_of(s, request, group, places)
@@ -151,6 +202,7 @@ def hits_in_groups(s: State, request: int) -> int:
         for group in range(s.kept.shape[0]):
             if not keeps_all(s, group):
                 places = longest_of(s, request, group, places)
+    c[Counter.NOTED], c[Counter.FOUND] = parent if alike else ANEW, places
     return int(places)
 
 
@@ -186,8 +238,9 @@ def idle_in_groups(s: State, found: int) -> int:
     """Count, of the blocks just found that are needed, those that nobody holds."""
     idle, row = 0, s.table.shape[0] - 1
     for group in range(s.kept.shape[0]):
-        for place in range(passed(s, group, found * s.fixed[Fixed.BLOCK]), found):
-            if s.pool[s.table[row, column(s, group, place)], Block.HOLDERS] == 0:
+        first = passed(s, group, found * s.fixed[Fixed.BLOCK])
+        for at in range(column(s, group, first), column(s, group, found)):
+            if s.pool[s.table[row, at], Block.HOLDERS] == 0:
                 idle += 1
     return idle
 
@@ -197,11 +250,10 @@ def state_is_new(s: State, request: int, found: int) -> bool:
     """Tell whether a state that a request would begin with has become known in this iteration, or a copy of it."""
     for group in range(s.kept.shape[0] if found > 0 else 0):
         block = found_at(s, request, found - 1, group)
-        stream = stream_at(s, request, found - 1)
+        stream, at = stream_at(s, request, found - 1), column(s, group, found - 1)
         while block != NOBODY and s.kept[group, Kept.STATE] > 0:
-            place, since = s.pool[block, Block.PLACE], s.pool[block, Block.SINCE]
-            same = s.pool[block, Block.STREAM] == stream and s.pool[block, Block.GROUP] == group
-            if same and place == found - 1 and since == s.counter[Counter.ITERATIONS]:
+            same = s.pool[block, Block.STREAM] == stream and s.pool[block, Block.COLUMN] == at
+            if same and s.pool[block, Block.SINCE] == s.counter[Counter.ITERATIONS]:
                 return True
             block = s.pool[block, Block.NEXT]
     return False
@@ -226,20 +278,21 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
     else:
         c[Counter.SPARE] = s.table[row, 0]
     s.request[request, Request.TABLE] = row
-    s.request[request, Request.TAKEN], s.request[request, Request.PASSED] = found, 0
+    s.request[request, Request.TAKEN] = s.request[request, Request.FULL] = found
+    s.request[request, Request.PASSED] = found * s.fixed[Fixed.BLOCK]
     s.request[request, Request.HOLDS] = found * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
-        skipped = passed(s, group, found * s.fixed[Fixed.BLOCK])
+        start, skipped = column(s, group, 0), passed(s, group, found * s.fixed[Fixed.BLOCK])
         for place in range(found):
             block = NOBODY
             if place >= skipped:
-                block = s.table[s.table.shape[0] - 1, column(s, group, place)]
+                block = s.table[s.table.shape[0] - 1, start + place]
                 if s.pool[block, Block.HOLDERS] == 0:
                     leave_queue(s, block)
                     c[Counter.FREE] -= 1
                     c[Counter.HELD] += 1
                 s.pool[block, Block.HOLDERS] += 1
-            s.table[row, column(s, group, place)] = block
+            s.table[row, start + place] = block
     return count_hits(s, request, found)
 
 
@@ -255,16 +308,22 @@ def ask_in_groups(s: State, request: int, begin: int, end: int) -> None:
 @kernel
 def let_pass(s: State, request: int, tokens: int) -> None:
     """Free what a request has passed once so many tokens are computed, the last block first."""
-    row = s.request[request, Request.TABLE]
-    if s.blocks[tokens, Blocks.PASSED] == s.request[request, Request.PASSED]:
+    before = s.request[request, Request.PASSED]
+    if s.blocks[tokens, Blocks.PASSED] == s.blocks[before, Blocks.PASSED]:
         return
-    s.request[request, Request.PASSED] = s.blocks[tokens, Blocks.PASSED]
+    s.request[request, Request.PASSED] = tokens
+    row, leaf = s.request[request, Request.TABLE], s.request[request, Request.LEAF]
     for group in range(s.kept.shape[0]):
-        place = min(passed(s, group, tokens), s.request[request, Request.TAKEN]) - 1
-        while place >= 0 and s.table[row, column(s, group, place)] != NOBODY:
-            give_back(s, s.table[row, column(s, group, place)])
-            s.table[row, column(s, group, place)] = NOBODY
-            place -= 1
+        at, end = column(s, group, passed(s, group, tokens)) - 1, column(s, group, passed(s, group, before))
+        while at >= end:
+            block = s.table[row, at]
+            if block == NOBODY:  # should it be preempted, it looks for it
+                block = new_row(s, leaf, at)
+                s.table[row, at] = PASSED - block
+            else:
+                s.table[row, at] = NOBODY
+            give_back(s, block)
+            at -= 1
 
 
 @kernel
@@ -274,27 +333,56 @@ def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
     first, groups = s.request[request, Request.TAKEN], s.kept.shape[0]
     if s.request[request, Request.HOLDS] == first * groups and begin // block == end // block:
         return
-    held = s.request[request, Request.HOLDS] // groups
-    for group in range(s.kept.shape[0]):
+    held, own = s.request[request, Request.HOLDS] // groups, own_from(s, request)
+    take(s, (held - first) * groups)
+    for group in range(groups):
+        start = column(s, group, 0)
         for place in range(first, held):
-            s.table[row, column(s, group, place)] = take_first(s)
-    for group in range(s.kept.shape[0]):
-        for place in range(begin // block, end // block):
-            full = s.table[row, column(s, group, place)]
+            s.table[row, start + place] = new_row(s, NOBODY, start + place) if place < own else NOBODY
+        for place in range(begin // block, min(end // block, own)):
+            full = s.table[row, start + place]
             if full != NOBODY:
-                register(s, full, stream_at(s, request, place), place, group)
-    s.request[request, Request.TAKEN] = held
+                register(s, full, stream_at(s, request, place))
+    s.request[request, Request.TAKEN], s.request[request, Request.FULL] = held, end // block
+
+
+@kernel
+def list_own(s: State, request: int) -> None:
+    """Have a request that is preempted find again what nobody else looks for: what it holds, and what it has passed."""
+    row, leaf = s.request[request, Request.TABLE], s.request[request, Request.LEAF]
+    for group in range(s.kept.shape[0]):
+        held = column(s, group, passed(s, group, s.request[request, Request.PASSED]))
+        end = column(s, group, s.request[request, Request.FULL])
+        for at in range(column(s, group, own_from(s, request)), end):
+            block = s.table[row, at]
+            if block == NOBODY and at >= held:
+                block = s.table[row, at] = new_row(s, leaf, at)
+                register(s, block, leaf)
+            elif block <= PASSED:
+                block = PASSED - block
+                same = s.pool[block, Block.STREAM] == leaf and s.pool[block, Block.COLUMN] == at
+                if same and s.pool[block, Block.NEXT] == UNLISTED:  # its row is not another's by now
+                    register(s, block, leaf)
 
 
 @kernel
 def leave_groups(s: State, request: int) -> None:
     """Free all that a request holds, group by group, the last block first."""
+    c, last = s.counter, s.pool.shape[0] - 1
     row, taken = s.request[request, Request.TABLE], s.request[request, Request.TAKEN]
-    s.counter[Counter.HELD] -= s.request[request, Request.HOLDS] - taken * s.kept.shape[0]
+    c[Counter.HELD] -= s.request[request, Request.HOLDS] - taken * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
-        for back in range(taken):
-            block = s.table[row, column(s, group, taken - 1 - back)]
-            if block != NOBODY:
-                give_back(s, block)
-    s.table[row, 0] = s.counter[Counter.SPARE]
-    s.counter[Counter.SPARE] = row
+        full, at = column(s, group, s.request[request, Request.FULL]), column(s, group, taken) - 1
+        end = column(s, group, passed(s, group, s.request[request, Request.PASSED]))
+        while at >= end:
+            if s.table[row, at] != NOBODY:
+                give_back(s, s.table[row, at])
+            else:
+                c[Counter.HELD] -= 1
+                known = int(at < full)
+                c[Counter.FREE] += known
+                s.pool[last, Block.AHEAD] += known
+                c[Counter.BLANK] += 1 - known
+            at -= 1
+    s.table[row, 0] = c[Counter.SPARE]
+    c[Counter.SPARE] = row

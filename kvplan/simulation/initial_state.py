@@ -225,7 +225,7 @@ def new_state(
     fixed = _fixed(requests, replica, setup)
     count = np.zeros(Counter.WIDTH, dtype=np.int64)
     count[Counter.STRIDE] = 1
-    count[[Counter.PARTLY, Counter.SPARE]] = NOBODY
+    count[[Counter.PARTLY, Counter.SPARE, Counter.NOTED]] = NOBODY
     count[[Counter.OLDEST, Counter.NEWEST, Counter.HOST_OLDEST, Counter.HOST_NEWEST]] = NOBODY
     if requests.clients is None:
         count[Counter.RELEASED] = np.count_nonzero(~np.isnan(requests.arrival_s[:rows]))
@@ -271,6 +271,7 @@ def new_state(
         leaf, stream, count[Counter.ROWS] = radix_streams(requests, block, int(fixed[Fixed.CAPACITY]))
         request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
     elif setup.prefix_cache == Cache.GROUPS:
+        count[Counter.BLANK] = fixed[Fixed.CAPACITY]
         request[:, Request.LEAF], stream = group_streams(requests, block)
     pool, table, kept = _groups(requests, replica, setup, fixed)
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
@@ -462,9 +463,9 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
 
 
 def group_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray]:
-    """Return LEAF of each request; and the streams, of which blocks in groups know where they begin."""
-    leaf, parent, begin, _ = _in_blocks(requests, block)
-    return leaf, np.stack([parent, begin], axis=1)
+    """Return LEAF of each request; and the streams, in HOLDERS those that ever end in them."""
+    leaf, parent, begin, end = _in_blocks(requests, block)
+    return leaf, np.stack([parent, begin, end - begin, np.bincount(leaf, minlength=parent.size)], axis=1)
 
 
 def _groups(
@@ -489,9 +490,9 @@ def _groups(
             "prefix cache beside windows has room for in a simulation; give [gpu] max_num_seqs"
         )
     pool = np.full((blocks + 1, Block.WIDTH), NOBODY)
-    pool[:, Block.HOLDERS] = 0
-    at = np.arange(blocks + 1)
-    pool[:, Block.IN_FRONT], pool[:, Block.BEHIND] = np.roll(at, 1), np.roll(at, -1)
+    pool[:, [Block.HOLDERS, Block.AHEAD]] = 0
+    pool[blocks, [Block.IN_FRONT, Block.BEHIND]] = blocks
+    pool[:, Block.NEXT] = np.roll(np.arange(blocks + 1), -1)
     return pool, np.zeros((residents + 1, 1 + len(kept) * places), dtype=np.int64), kept
 
 

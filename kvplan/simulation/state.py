@@ -13,6 +13,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from kvplan.model import FloatArray, IntArray
 
 NOBODY = -1
+ANEW = -2  # a value of `Counter.NOTED`: whoever waits is looked up
+UNLISTED = -2  # a value of `Block.NEXT`
+PASSED = -2  # less a block, in `State.table`: one that a request has passed
 STANDS_BY = 2  # a value of `Group.RUNS`
 KNEE, CHOSEN, PER_PAIR, ALL_RANKS, D5_ALL_RANKS = 6, 8, 9, 10, 11  # in `State.timing`
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
@@ -95,6 +98,8 @@ class Counter(Columns):
     NEWEST: int
     ROWS: int  # of a radix tree, those of its nodes that have been used; of groups, those of `State.table`
     SPARE: int  # one that is free again
+    NOTED: int  # of groups: the stream that those who were looked up last go on from, or ANEW
+    FOUND: int  # and what all of them find, until others are known
     HOSTED: int  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST: int  # its ends
     HOST_NEWEST: int
@@ -257,9 +262,10 @@ class Request(Columns):
     ENTERED: int  # whether its prompt is in the tree
     LOADED: int  # of the tokens found at the first admission, those that a host tier had
     LOADS_FROM: int  # blocks that the GPU had when its load began
-    TABLE: int  # its row of `State.table`; this and the next two: with a cache in groups
+    TABLE: int  # its row of `State.table`; this and the next three: with a cache in groups
     TAKEN: int  # places of each group that have got their blocks
-    PASSED: int  # blocks of all groups that it has passed
+    FULL: int  # of these, those whose blocks are known
+    PASSED: int  # tokens that were computed when it last let blocks pass
 
     SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
 
@@ -299,12 +305,16 @@ class Block(Columns):
     """Of `State.pool`."""
 
     HOLDERS: int  # requests
-    STREAM: int  # this and the next two: what is known of it; NOBODY: nothing
-    PLACE: int
-    GROUP: int
-    IN_FRONT: int  # neighbours in the queue of free blocks
+    STREAM: int  # this and the next: what is known of it; NOBODY: nothing
+    COLUMN: int  # of `State.table`, which tells group and place
+    AHEAD: (
+        int  # blocks that nobody looks for, between the one in front of it in the queue of free blocks and it
+    )
+    IN_FRONT: int  # neighbours there
     BEHIND: int
-    NEXT: int  # in the list that this one stands in
+    NEXT: (
+        int  # in the list that this one stands in, or UNLISTED; of rows that no block has, the next of these
+    )
     SINCE: int  # iteration since which it is known
     FIRST: int  # of the list that this row heads
 
