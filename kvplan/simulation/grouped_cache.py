@@ -48,10 +48,12 @@ def take(s: State, blocks: int) -> None:
         some = min(blocks, s.pool[first, Block.AHEAD])
         s.pool[first, Block.AHEAD] -= some
         blocks -= some
-        if blocks > 0:
+        some = min(blocks, s.pool[first, Block.LEFT])
+        s.pool[first, Block.LEFT] -= some
+        blocks -= some
+        if s.pool[first, Block.LEFT] == 0 and first != last:
             leave_queue(s, first)
             forget(s, first)
-            blocks -= 1
 
 
 @kernel
@@ -94,7 +96,8 @@ def new_row(s: State, stream: int, at: int) -> int:
     block = s.pool[last, Block.NEXT]
     s.pool[last, Block.NEXT] = s.pool[block, Block.NEXT]
     s.pool[block, Block.STREAM], s.pool[block, Block.COLUMN] = stream, at
-    s.pool[block, Block.HOLDERS], s.pool[block, Block.NEXT] = 1, UNLISTED
+    s.pool[block, Block.HOLDERS] = s.pool[block, Block.LEFT] = 1
+    s.pool[block, Block.NEXT] = UNLISTED
     return int(block)
 
 
@@ -142,7 +145,7 @@ def register(s: State, block: int, stream: int) -> None:
     """Have a block found, behind those that are known alike."""
     s.pool[block, Block.STREAM], s.pool[block, Block.NEXT] = stream, NOBODY
     s.pool[block, Block.SINCE] = s.counter[Counter.ITERATIONS]
-    s.counter[Counter.NOTED] = ANEW
+    look_anew(s, stream)
     bucket = bucket_of(s, stream, s.pool[block, Block.COLUMN])
     last = s.pool[bucket, Block.FIRST]
     if last == NOBODY:
@@ -154,10 +157,17 @@ def register(s: State, block: int, stream: int) -> None:
 
 
 @kernel
+def look_anew(s: State, stream: int) -> None:
+    """Let whoever looks for blocks of a stream that have become known, or are no more, be looked up again."""
+    if s.counter[Counter.NOTED] < ANEW or s.stream[stream, Stream.HOLDERS] != 1:
+        s.counter[Counter.NOTED] = ANEW
+
+
+@kernel
 def forget(s: State, block: int) -> None:
     """Have a block found no more, and take its row back."""
     if s.pool[block, Block.NEXT] != UNLISTED:
-        s.counter[Counter.NOTED] = ANEW
+        look_anew(s, s.pool[block, Block.STREAM])
         bucket = bucket_of(s, s.pool[block, Block.STREAM], s.pool[block, Block.COLUMN])
         before = s.pool[bucket, Block.FIRST]
         if before == block:
@@ -190,9 +200,9 @@ def hits_in_groups(s: State, request: int) -> int:
     Requests that begin alike, and of whose own tokens nothing is known, find the same until other blocks are known.
     """
     c, places, before = s.counter, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
-    parent = s.stream[s.request[request, Request.LEAF], Stream.PARENT]
     alike = s.request[request, Request.EVICTIONS] == 0 and places >= own_from(s, request)
-    if alike and parent == c[Counter.NOTED]:
+    beginning = s.stream[s.request[request, Request.LEAF], Stream.PARENT] if alike else ANEW - 1 - request
+    if c[Counter.NOTED] == beginning:
         return int(c[Counter.FOUND])
     for group in range(s.kept.shape[0]):
         if keeps_all(s, group):
@@ -202,7 +212,7 @@ def hits_in_groups(s: State, request: int) -> int:
         for group in range(s.kept.shape[0]):
             if not keeps_all(s, group):
                 places = longest_of(s, request, group, places)
-    c[Counter.NOTED], c[Counter.FOUND] = parent if alike else ANEW, places
+    c[Counter.NOTED], c[Counter.FOUND] = beginning, places
     return int(places)
 
 
@@ -280,6 +290,7 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
     s.request[request, Request.TABLE] = row
     s.request[request, Request.TAKEN] = s.request[request, Request.FULL] = found
     s.request[request, Request.PASSED] = found * s.fixed[Fixed.BLOCK]
+    c[Counter.NOTED] = max(c[Counter.NOTED], ANEW)
     s.request[request, Request.HOLDS] = found * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
         start, skipped = column(s, group, 0), passed(s, group, found * s.fixed[Fixed.BLOCK])
@@ -312,17 +323,23 @@ def let_pass(s: State, request: int, tokens: int) -> None:
     if s.blocks[tokens, Blocks.PASSED] == s.blocks[before, Blocks.PASSED]:
         return
     s.request[request, Request.PASSED] = tokens
-    row, leaf = s.request[request, Request.TABLE], s.request[request, Request.LEAF]
+    row, last, own = s.request[request, Request.TABLE], s.pool.shape[0] - 1, NOBODY
     for group in range(s.kept.shape[0]):
         at, end = column(s, group, passed(s, group, tokens)) - 1, column(s, group, passed(s, group, before))
         while at >= end:
-            block = s.table[row, at]
-            if block == NOBODY:  # should it be preempted, it looks for it
-                block = new_row(s, leaf, at)
-                s.table[row, at] = PASSED - block
-            else:
+            if s.table[row, at] != NOBODY:
+                give_back(s, s.table[row, at])
                 s.table[row, at] = NOBODY
-            give_back(s, block)
+            else:  # should it be preempted, it looks for it
+                if own == NOBODY or s.pool[last, Block.IN_FRONT] != own:
+                    own = new_row(s, s.request[request, Request.LEAF], before)
+                    join_queue(s, own)
+                    s.pool[own, Block.LEFT] = 0
+                    s.counter[Counter.FREE] -= 1
+                s.pool[own, Block.LEFT] += 1
+                s.counter[Counter.FREE] += 1
+                s.counter[Counter.HELD] -= 1
+                s.table[row, at] = PASSED - own
             at -= 1
 
 
@@ -350,19 +367,35 @@ def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
 def list_own(s: State, request: int) -> None:
     """Have a request that is preempted find again what nobody else looks for: what it holds, and what it has passed."""
     row, leaf = s.request[request, Request.TABLE], s.request[request, Request.LEAF]
-    for group in range(s.kept.shape[0]):
-        held = column(s, group, passed(s, group, s.request[request, Request.PASSED]))
-        end = column(s, group, s.request[request, Request.FULL])
-        for at in range(column(s, group, own_from(s, request)), end):
+    for back in range(s.kept.shape[0]):
+        group = s.kept.shape[0] - 1 - back  # of what it has passed at a time, the first is forgotten first
+        for place in range(own_from(s, request), s.request[request, Request.FULL]):
+            at = column(s, group, place)
             block = s.table[row, at]
-            if block == NOBODY and at >= held:
-                block = s.table[row, at] = new_row(s, leaf, at)
-                register(s, block, leaf)
+            if block == NOBODY and place >= passed(s, group, s.request[request, Request.PASSED]):
+                s.table[row, at] = new_row(s, leaf, at)
+                register(s, s.table[row, at], leaf)
             elif block <= PASSED:
                 block = PASSED - block
-                same = s.pool[block, Block.STREAM] == leaf and s.pool[block, Block.COLUMN] == at
-                if same and s.pool[block, Block.NEXT] == UNLISTED:  # its row is not another's by now
-                    register(s, block, leaf)
+                same = s.pool[block, Block.STREAM] == leaf and s.pool[block, Block.NEXT] == UNLISTED
+                if same and place >= passed(
+                    s, group, s.pool[block, Block.COLUMN]
+                ):  # else its row was another's
+                    set_apart(s, block, at)
+
+
+@kernel
+def set_apart(s: State, passed_ones: int, at: int) -> None:
+    """Give the last of several blocks in the queue a row of its own, behind the others."""
+    block, behind = new_row(s, s.pool[passed_ones, Block.STREAM], at), s.pool[passed_ones, Block.BEHIND]
+    s.pool[block, Block.HOLDERS] = s.pool[block, Block.AHEAD] = 0
+    s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = passed_ones, behind
+    s.pool[passed_ones, Block.BEHIND] = s.pool[behind, Block.IN_FRONT] = block
+    register(s, block, s.pool[block, Block.STREAM])
+    s.pool[passed_ones, Block.LEFT] -= 1
+    if s.pool[passed_ones, Block.LEFT] == 0:
+        leave_queue(s, passed_ones)
+        forget(s, passed_ones)
 
 
 @kernel

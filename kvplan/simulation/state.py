@@ -98,8 +98,8 @@ class Counter(Columns):
     NEWEST: int
     ROWS: int  # of a radix tree, those of its nodes that have been used; of groups, those of `State.table`
     SPARE: int  # one that is free again
-    NOTED: int  # of groups: the stream that those who were looked up last go on from, or ANEW
-    FOUND: int  # and what all of them find, until others are known
+    NOTED: int  # of groups: the stream that those looked up last go on from, or less than ANEW a request; or ANEW
+    FOUND: int  # blocks of each group that all of them find, until others are known
     HOSTED: int  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST: int  # its ends
     HOST_NEWEST: int
@@ -307,14 +307,13 @@ class Block(Columns):
     HOLDERS: int  # requests
     STREAM: int  # this and the next: what is known of it; NOBODY: nothing
     COLUMN: int  # of `State.table`, which tells group and place
+    LEFT: int  # 1, or of the blocks that a request passed at a time, and that stand here as one, those still free
     AHEAD: (
-        int  # blocks that nobody looks for, between the one in front of it in the queue of free blocks and it
+        int  # blocks in the queue of free ones that nobody looks for, between the one in front of this and it
     )
     IN_FRONT: int  # neighbours there
     BEHIND: int
-    NEXT: (
-        int  # in the list that this one stands in, or UNLISTED; of rows that no block has, the next of these
-    )
+    NEXT: int  # in the list that this one stands in, or UNLISTED; of rows to spare the next one
     SINCE: int  # iteration since which it is known
     FIRST: int  # of the list that this row heads
 
