@@ -184,6 +184,8 @@ def enter(s: State, request: int, group: int, stage: int) -> None:
         (s.request[request, Request.FIRST_WEIGHT] - s.request[request, Request.START]) % s.fixed[Fixed.BLOCK],
     ] += 1
     schedule(s, request, group)
+    if grouped(s):
+        s.request[request, Request.TURN] = s.group[group, Group.TICK] + 1
     if takes_turns(s):  # with a prompt it may hold what it frees in the next tick
         tokens = members_tokens(s, request, group)
         s.ahead[Ahead.READS] += s.context[tokens]

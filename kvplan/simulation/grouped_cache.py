@@ -259,9 +259,11 @@ def idle_in_groups(s: State, found: int) -> int:
 def state_is_new(s: State, request: int, found: int) -> bool:
     """Tell whether a state that a request would begin with has become known in this iteration, or a copy of it."""
     for group in range(s.kept.shape[0] if found > 0 else 0):
+        if s.kept[group, Kept.STATE] == 0:
+            continue
         block = found_at(s, request, found - 1, group)
         stream, at = stream_at(s, request, found - 1), column(s, group, found - 1)
-        while block != NOBODY and s.kept[group, Kept.STATE] > 0:
+        while block != NOBODY:
             same = s.pool[block, Block.STREAM] == stream and s.pool[block, Block.COLUMN] == at
             if same and s.pool[block, Block.SINCE] == s.counter[Counter.ITERATIONS]:
                 return True
@@ -293,17 +295,15 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
     c[Counter.NOTED] = max(c[Counter.NOTED], ANEW)
     s.request[request, Request.HOLDS] = found * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
-        start, skipped = column(s, group, 0), passed(s, group, found * s.fixed[Fixed.BLOCK])
-        for place in range(found):
-            block = NOBODY
-            if place >= skipped:
-                block = s.table[s.table.shape[0] - 1, start + place]
-                if s.pool[block, Block.HOLDERS] == 0:
-                    leave_queue(s, block)
-                    c[Counter.FREE] -= 1
-                    c[Counter.HELD] += 1
-                s.pool[block, Block.HOLDERS] += 1
-            s.table[row, start + place] = block
+        for at in range(
+            column(s, group, passed(s, group, found * s.fixed[Fixed.BLOCK])), column(s, group, found)
+        ):
+            block = s.table[row, at] = s.table[s.table.shape[0] - 1, at]
+            if s.pool[block, Block.HOLDERS] == 0:
+                leave_queue(s, block)
+                c[Counter.FREE] -= 1
+                c[Counter.HELD] += 1
+            s.pool[block, Block.HOLDERS] += 1
     return count_hits(s, request, found)
 
 

@@ -403,7 +403,7 @@ def _looked_up(
     longest = -(-(most + slots + 2) // _LOOKED_UP_BY) * _LOOKED_UP_BY
     # runs in other threads wait for this one's table: it may take as much memory as they do
     with _looking_up:
-        blocks, context = _lookup(replica, longest)
+        blocks, context = _lookup(replica, longest, setup.prefix_cache == Cache.GROUPS)
     if setup.pools is not None:
         tokens, block = np.arange(context.size), replica.block_tokens
         filled, passed = tokens + block - 1, np.maximum(tokens - setup.pools.window + 1, 0)
@@ -415,7 +415,7 @@ _looking_up = Lock()
 
 
 @lru_cache(1)
-def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
+def _lookup(replica: Replica, longest: int, grouped: bool) -> tuple[IntArray, FloatArray]:
     """Tabulate `State.blocks` and `State.context` up to so many tokens; those of many runs are the same."""
     tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
     layout = replica.layout
@@ -429,6 +429,10 @@ def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
     held = filled - np.concatenate([[0], passed[:-1]])
     bends = np.abs(np.diff(context, 2, prepend=[0.0, 0.0])) > _BENDS
     turns = np.where(bends | (np.diff(held, prepend=0) != 0), tokens, _NO_END)
+    if grouped:  # what is held is not the same though as many blocks are
+        before = np.concatenate([[0], passed[:-1]])
+        changes = (np.diff(filled, prepend=0) != 0) | (np.diff(before, prepend=0) != 0)
+        turns = np.where(changes | (tokens % layout.block_tokens == 0), tokens, _NO_END)
     later = np.append(np.minimum.accumulate(turns[:0:-1])[::-1], _NO_END)
     return np.stack([filled, passed, later], axis=1), context
 
