@@ -18,7 +18,6 @@ from kvplan.simulation.prefix_cache import count_hits
 from kvplan.simulation.state import (
     ANEW,
     NOBODY,
-    PASSED,
     UNLISTED,
     Block,
     Blocks,
@@ -51,7 +50,7 @@ def take(s: State, blocks: int) -> None:
         some = min(blocks, s.pool[first, Block.LEFT])
         s.pool[first, Block.LEFT] -= some
         blocks -= some
-        if s.pool[first, Block.LEFT] == 0 and first != last:
+        if s.pool[first, Block.LEFT] == 0:
             leave_queue(s, first)
             forget(s, first)
 
@@ -64,7 +63,6 @@ def join_queue(s: State, block: int) -> None:
     s.pool[block, Block.AHEAD], s.pool[last, Block.AHEAD] = s.pool[last, Block.AHEAD], 0
     s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = front, last
     s.pool[front, Block.BEHIND] = s.pool[last, Block.IN_FRONT] = block
-    s.counter[Counter.FREE] += 1
 
 
 @kernel
@@ -86,6 +84,7 @@ def give_back(s: State, block: int) -> None:
         s.counter[Counter.BLANK] += 1
         spare(s, block)
     else:
+        s.counter[Counter.FREE] += 1
         join_queue(s, block)
 
 
@@ -158,8 +157,8 @@ def register(s: State, block: int, stream: int) -> None:
 
 @kernel
 def look_anew(s: State, stream: int) -> None:
-    """Let whoever looks for blocks of a stream that have become known, or are no more, be looked up again."""
-    if s.counter[Counter.NOTED] < ANEW or s.stream[stream, Stream.HOLDERS] != 1:
+    """Forget what was found, if blocks of this stream have a part in it, and others of it are known now."""
+    if s.stream[stream, Stream.HOLDERS] != 1 or s.counter[Counter.NOTED] == stream:
         s.counter[Counter.NOTED] = ANEW
 
 
@@ -200,9 +199,10 @@ def hits_in_groups(s: State, request: int) -> int:
     Requests that begin alike, and of whose own tokens nothing is known, find the same until other blocks are known.
     """
     c, places, before = s.counter, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
-    alike = s.request[request, Request.EVICTIONS] == 0 and places >= own_from(s, request)
-    beginning = s.stream[s.request[request, Request.LEAF], Stream.PARENT] if alike else ANEW - 1 - request
-    if c[Counter.NOTED] == beginning:
+    stream, own = s.request[request, Request.LEAF], own_from(s, request)
+    if s.request[request, Request.EVICTIONS] == 0 and places >= own:
+        stream = s.stream[stream, Stream.PARENT]
+    if c[Counter.NOTED] == stream and own < s.table.shape[1]:
         return int(c[Counter.FOUND])
     for group in range(s.kept.shape[0]):
         if keeps_all(s, group):
@@ -212,7 +212,7 @@ def hits_in_groups(s: State, request: int) -> int:
         for group in range(s.kept.shape[0]):
             if not keeps_all(s, group):
                 places = longest_of(s, request, group, places)
-    c[Counter.NOTED], c[Counter.FOUND] = beginning, places
+    c[Counter.NOTED], c[Counter.FOUND] = stream, places
     return int(places)
 
 
@@ -292,12 +292,13 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
     s.request[request, Request.TABLE] = row
     s.request[request, Request.TAKEN] = s.request[request, Request.FULL] = found
     s.request[request, Request.PASSED] = found * s.fixed[Fixed.BLOCK]
-    c[Counter.NOTED] = max(c[Counter.NOTED], ANEW)
     s.request[request, Request.HOLDS] = found * s.kept.shape[0]
+    s.request[request, Request.ROWS] = max(own_from(s, request), found)
+    if c[Counter.NOTED] == s.request[request, Request.LEAF]:  # when it waits again, it has more tokens
+        c[Counter.NOTED] = ANEW
     for group in range(s.kept.shape[0]):
-        for at in range(
-            column(s, group, passed(s, group, found * s.fixed[Fixed.BLOCK])), column(s, group, found)
-        ):
+        first = passed(s, group, found * s.fixed[Fixed.BLOCK])
+        for at in range(column(s, group, first), column(s, group, found)):
             block = s.table[row, at] = s.table[s.table.shape[0] - 1, at]
             if s.pool[block, Block.HOLDERS] == 0:
                 leave_queue(s, block)
@@ -323,24 +324,29 @@ def let_pass(s: State, request: int, tokens: int) -> None:
     if s.blocks[tokens, Blocks.PASSED] == s.blocks[before, Blocks.PASSED]:
         return
     s.request[request, Request.PASSED] = tokens
-    row, last, own = s.request[request, Request.TABLE], s.pool.shape[0] - 1, NOBODY
+    c, last, together = s.counter, s.pool.shape[0] - 1, NOBODY
+    row, rows = s.request[request, Request.TABLE], s.request[request, Request.ROWS]
     for group in range(s.kept.shape[0]):
-        at, end = column(s, group, passed(s, group, tokens)) - 1, column(s, group, passed(s, group, before))
-        while at >= end:
-            if s.table[row, at] != NOBODY:
-                give_back(s, s.table[row, at])
-                s.table[row, at] = NOBODY
-            else:  # should it be preempted, it looks for it
-                if own == NOBODY or s.pool[last, Block.IN_FRONT] != own:
-                    own = new_row(s, s.request[request, Request.LEAF], before)
-                    join_queue(s, own)
-                    s.pool[own, Block.LEFT] = 0
-                    s.counter[Counter.FREE] -= 1
-                s.pool[own, Block.LEFT] += 1
-                s.counter[Counter.FREE] += 1
-                s.counter[Counter.HELD] -= 1
-                s.table[row, at] = PASSED - own
-            at -= 1
+        begin, end = passed(s, group, before), passed(s, group, tokens)
+        own = max(begin, rows)
+        if end > own:
+            if together == NOBODY or s.pool[last, Block.IN_FRONT] != together:
+                together = new_row(s, s.request[request, Request.LEAF], before)
+                s.pool[together, Block.HOLDERS] = s.pool[together, Block.LEFT] = 0
+                join_queue(s, together)
+            s.pool[together, Block.LEFT] += end - own
+            c[Counter.FREE] += end - own
+            c[Counter.HELD] -= end - own
+            for at in range(column(s, group, own), column(s, group, end)):
+                s.table[row, at] = together
+        give_back_rows(s, row, column(s, group, begin), column(s, group, min(end, rows)))
+
+
+@kernel
+def give_back_rows(s: State, row: int, begin: int, end: int) -> None:
+    """Hold the blocks of some columns no more, the last first."""
+    for back in range(end - begin):
+        give_back(s, s.table[row, end - 1 - back])
 
 
 @kernel
@@ -350,16 +356,13 @@ def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
     first, groups = s.request[request, Request.TAKEN], s.kept.shape[0]
     if s.request[request, Request.HOLDS] == first * groups and begin // block == end // block:
         return
-    held, own = s.request[request, Request.HOLDS] // groups, own_from(s, request)
+    held, rows = s.request[request, Request.HOLDS] // groups, s.request[request, Request.ROWS]
     take(s, (held - first) * groups)
     for group in range(groups):
-        start = column(s, group, 0)
-        for place in range(first, held):
-            s.table[row, start + place] = new_row(s, NOBODY, start + place) if place < own else NOBODY
-        for place in range(begin // block, min(end // block, own)):
-            full = s.table[row, start + place]
-            if full != NOBODY:
-                register(s, full, stream_at(s, request, place))
+        for at in range(column(s, group, first), column(s, group, min(held, rows))):
+            s.table[row, at] = new_row(s, NOBODY, at)
+        for place in range(begin // block, min(end // block, rows)):
+            register(s, s.table[row, column(s, group, place)], stream_at(s, request, place))
     s.request[request, Request.TAKEN], s.request[request, Request.FULL] = held, end // block
 
 
@@ -367,35 +370,36 @@ def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
 def list_own(s: State, request: int) -> None:
     """Have a request that is preempted find again what nobody else looks for: what it holds, and what it has passed."""
     row, leaf = s.request[request, Request.TABLE], s.request[request, Request.LEAF]
+    rows, full = s.request[request, Request.ROWS], s.request[request, Request.FULL]
     for back in range(s.kept.shape[0]):
         group = s.kept.shape[0] - 1 - back  # of what it has passed at a time, the first is forgotten first
-        for place in range(own_from(s, request), s.request[request, Request.FULL]):
-            at = column(s, group, place)
-            block = s.table[row, at]
-            if block == NOBODY and place >= passed(s, group, s.request[request, Request.PASSED]):
+        begin = passed(s, group, s.request[request, Request.PASSED])
+        for place in range(rows, full):
+            at, block = column(s, group, place), s.table[row, column(s, group, place)]
+            if place >= begin:
                 s.table[row, at] = new_row(s, leaf, at)
                 register(s, s.table[row, at], leaf)
-            elif block <= PASSED:
-                block = PASSED - block
-                same = s.pool[block, Block.STREAM] == leaf and s.pool[block, Block.NEXT] == UNLISTED
-                if same and place >= passed(
-                    s, group, s.pool[block, Block.COLUMN]
-                ):  # else its row was another's
-                    set_apart(s, block, at)
+                continue
+            same = s.pool[block, Block.STREAM] == leaf and s.pool[block, Block.NEXT] == UNLISTED
+            if same and place >= passed(
+                s, group, s.pool[block, Block.COLUMN]
+            ):  # else its row stands for others
+                set_apart(s, block, at)
+    s.request[request, Request.ROWS] = max(rows, full)
 
 
 @kernel
-def set_apart(s: State, passed_ones: int, at: int) -> None:
-    """Give the last of several blocks in the queue a row of its own, behind the others."""
-    block, behind = new_row(s, s.pool[passed_ones, Block.STREAM], at), s.pool[passed_ones, Block.BEHIND]
-    s.pool[block, Block.HOLDERS] = s.pool[block, Block.AHEAD] = 0
-    s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = passed_ones, behind
-    s.pool[passed_ones, Block.BEHIND] = s.pool[behind, Block.IN_FRONT] = block
-    register(s, block, s.pool[block, Block.STREAM])
-    s.pool[passed_ones, Block.LEFT] -= 1
-    if s.pool[passed_ones, Block.LEFT] == 0:
-        leave_queue(s, passed_ones)
-        forget(s, passed_ones)
+def set_apart(s: State, together: int, at: int) -> None:
+    """List the last of some blocks that stand in the queue as one, behind the others."""
+    block, behind = together, s.pool[together, Block.BEHIND]
+    if s.pool[together, Block.LEFT] > 1:
+        s.pool[together, Block.LEFT] -= 1
+        block = new_row(s, NOBODY, at)
+        s.pool[block, Block.HOLDERS] = s.pool[block, Block.AHEAD] = 0
+        s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = together, behind
+        s.pool[together, Block.BEHIND] = s.pool[behind, Block.IN_FRONT] = block
+    s.pool[block, Block.COLUMN] = at
+    register(s, block, s.pool[together, Block.STREAM])
 
 
 @kernel
@@ -405,17 +409,16 @@ def leave_groups(s: State, request: int) -> None:
     row, taken = s.request[request, Request.TABLE], s.request[request, Request.TAKEN]
     c[Counter.HELD] -= s.request[request, Request.HOLDS] - taken * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
-        full, at = column(s, group, s.request[request, Request.FULL]), column(s, group, taken) - 1
-        end = column(s, group, passed(s, group, s.request[request, Request.PASSED]))
-        while at >= end:
-            if s.table[row, at] != NOBODY:
-                give_back(s, s.table[row, at])
-            else:
-                c[Counter.HELD] -= 1
-                known = int(at < full)
-                c[Counter.FREE] += known
-                s.pool[last, Block.AHEAD] += known
-                c[Counter.BLANK] += 1 - known
-            at -= 1
+        begin, rows = (
+            passed(s, group, s.request[request, Request.PASSED]),
+            min(s.request[request, Request.ROWS], taken),
+        )
+        own = max(begin, rows)
+        known = max(s.request[request, Request.FULL] - own, 0)
+        s.pool[last, Block.AHEAD] += known
+        c[Counter.FREE] += known
+        c[Counter.BLANK] += taken - own - known
+        c[Counter.HELD] -= taken - own
+        give_back_rows(s, row, column(s, group, begin), column(s, group, rows))
     s.table[row, 0] = c[Counter.SPARE]
     c[Counter.SPARE] = row

@@ -272,7 +272,7 @@ def new_state(
         request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
     elif setup.prefix_cache == Cache.GROUPS:
         count[Counter.BLANK] = fixed[Fixed.CAPACITY]
-        request[:, Request.LEAF], stream = group_streams(requests, block)
+        request[:, Request.LEAF], stream = group_streams(requests, replica)
     pool, table, kept = _groups(requests, replica, setup, fixed)
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
     return State(
@@ -466,10 +466,16 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     return leaf, copy, stream
 
 
-def group_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray]:
-    """Return LEAF of each request; and the streams, in HOLDERS those that ever end in them."""
-    leaf, parent, begin, end = _in_blocks(requests, block)
-    return leaf, np.stack([parent, begin, end - begin, np.bincount(leaf, minlength=parent.size)], axis=1)
+def group_streams(requests: Requests, replica: Replica) -> tuple[IntArray, IntArray]:
+    """Return LEAF of each request; and the streams, in HOLDERS those that ever end in them.
+
+    That is one more where some of any prompt is found though nothing is known: no group needs the last block of it.
+    """
+    leaf, parent, begin, end = _in_blocks(requests, replica.block_tokens)
+    groups = () if replica.layout is None else replica.layout.groups
+    holders = np.bincount(leaf, minlength=parent.size)
+    holders += all(group.kind is Attention.CHUNK or group.window == 1 for group in groups)
+    return leaf, np.stack([parent, begin, end - begin, holders], axis=1)
 
 
 def _groups(
@@ -494,7 +500,7 @@ def _groups(
             "prefix cache beside windows has room for in a simulation; give [gpu] max_num_seqs"
         )
     pool = np.full((blocks + 1, Block.WIDTH), NOBODY)
-    pool[:, [Block.HOLDERS, Block.LEFT, Block.AHEAD]] = 0
+    pool[:, [Block.HOLDERS, Block.AHEAD]], pool[:, Block.LEFT] = 0, 1
     pool[blocks, [Block.IN_FRONT, Block.BEHIND]] = blocks
     pool[:, Block.NEXT] = np.roll(np.arange(blocks + 1), -1)
     return pool, np.zeros((residents + 1, 1 + len(kept) * places), dtype=np.int64), kept

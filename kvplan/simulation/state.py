@@ -15,7 +15,6 @@ from kvplan.model import FloatArray, IntArray
 NOBODY = -1
 ANEW = -2  # a value of `Counter.NOTED`: whoever waits is looked up
 UNLISTED = -2  # a value of `Block.NEXT`
-PASSED = -2  # less a block, in `State.table`: one that a request has passed
 STANDS_BY = 2  # a value of `Group.RUNS`
 KNEE, CHOSEN, PER_PAIR, ALL_RANKS, D5_ALL_RANKS = 6, 8, 9, 10, 11  # in `State.timing`
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
@@ -98,8 +97,8 @@ class Counter(Columns):
     NEWEST: int
     ROWS: int  # of a radix tree, those of its nodes that have been used; of groups, those of `State.table`
     SPARE: int  # one that is free again
-    NOTED: int  # of groups: the stream that those looked up last go on from, or less than ANEW a request; or ANEW
-    FOUND: int  # blocks of each group that all of them find, until others are known
+    NOTED: int  # of groups: the stream from which those go on who were looked up last, or that of one alone; or ANEW
+    FOUND: int  # blocks of each group that they find, until others are known
     HOSTED: int  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST: int  # its ends
     HOST_NEWEST: int
@@ -262,9 +261,10 @@ class Request(Columns):
     ENTERED: int  # whether its prompt is in the tree
     LOADED: int  # of the tokens found at the first admission, those that a host tier had
     LOADS_FROM: int  # blocks that the GPU had when its load began
-    TABLE: int  # its row of `State.table`; this and the next three: with a cache in groups
+    TABLE: int  # its row of `State.table`; this and what follows: with a cache in groups
     TAKEN: int  # places of each group that have got their blocks
     FULL: int  # of these, those whose blocks are known
+    ROWS: int  # of all, those whose blocks have a row of `State.pool` each: the others are its own, and only counted
     PASSED: int  # tokens that were computed when it last let blocks pass
 
     SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
