@@ -47,12 +47,10 @@ def take(s: State, blocks: int) -> None:
         some = min(blocks, s.pool[first, Block.AHEAD])
         s.pool[first, Block.AHEAD] -= some
         blocks -= some
-        some = min(blocks, s.pool[first, Block.LEFT])
-        s.pool[first, Block.LEFT] -= some
-        blocks -= some
-        if s.pool[first, Block.LEFT] == 0:
+        if blocks > 0:
             leave_queue(s, first)
             forget(s, first)
+            blocks -= 1
 
 
 @kernel
@@ -95,8 +93,7 @@ def new_row(s: State, stream: int, at: int) -> int:
     block = s.pool[last, Block.NEXT]
     s.pool[last, Block.NEXT] = s.pool[block, Block.NEXT]
     s.pool[block, Block.STREAM], s.pool[block, Block.COLUMN] = stream, at
-    s.pool[block, Block.HOLDERS] = s.pool[block, Block.LEFT] = 1
-    s.pool[block, Block.NEXT] = UNLISTED
+    s.pool[block, Block.HOLDERS], s.pool[block, Block.NEXT] = 1, UNLISTED
     return int(block)
 
 
@@ -324,22 +321,12 @@ def let_pass(s: State, request: int, tokens: int) -> None:
     if s.blocks[tokens, Blocks.PASSED] == s.blocks[before, Blocks.PASSED]:
         return
     s.request[request, Request.PASSED] = tokens
-    c, last, together = s.counter, s.pool.shape[0] - 1, NOBODY
     row, rows = s.request[request, Request.TABLE], s.request[request, Request.ROWS]
     for group in range(s.kept.shape[0]):
         begin, end = passed(s, group, before), passed(s, group, tokens)
-        own = max(begin, rows)
-        if end > own:
-            if together == NOBODY or s.pool[last, Block.IN_FRONT] != together:
-                together = new_row(s, s.request[request, Request.LEAF], before)
-                s.pool[together, Block.HOLDERS] = s.pool[together, Block.LEFT] = 0
-                join_queue(s, together)
-            s.pool[together, Block.LEFT] += end - own
-            c[Counter.FREE] += end - own
-            c[Counter.HELD] -= end - own
-            for at in range(column(s, group, own), column(s, group, end)):
-                s.table[row, at] = together
-        give_back_rows(s, row, column(s, group, begin), column(s, group, min(end, rows)))
+        for at in range(column(s, group, max(begin, rows)), column(s, group, end)):
+            s.table[row, at] = new_row(s, s.request[request, Request.LEAF], at)
+        give_back_rows(s, row, column(s, group, begin), column(s, group, end))
 
 
 @kernel
@@ -371,35 +358,18 @@ def list_own(s: State, request: int) -> None:
     """Have a request that is preempted find again what nobody else looks for: what it holds, and what it has passed."""
     row, leaf = s.request[request, Request.TABLE], s.request[request, Request.LEAF]
     rows, full = s.request[request, Request.ROWS], s.request[request, Request.FULL]
-    for back in range(s.kept.shape[0]):
-        group = s.kept.shape[0] - 1 - back  # of what it has passed at a time, the first is forgotten first
+    for group in range(s.kept.shape[0]):
         begin = passed(s, group, s.request[request, Request.PASSED])
         for place in range(rows, full):
             at, block = column(s, group, place), s.table[row, column(s, group, place)]
             if place >= begin:
-                s.table[row, at] = new_row(s, leaf, at)
-                register(s, s.table[row, at], leaf)
-                continue
-            same = s.pool[block, Block.STREAM] == leaf and s.pool[block, Block.NEXT] == UNLISTED
-            if same and place >= passed(
-                s, group, s.pool[block, Block.COLUMN]
-            ):  # else its row stands for others
-                set_apart(s, block, at)
+                block = s.table[row, at] = new_row(s, leaf, at)
+            known = s.pool[block, Block.STREAM] == leaf and s.pool[block, Block.COLUMN] == at
+            if (
+                known and s.pool[block, Block.NEXT] == UNLISTED
+            ):  # else the row of what has passed is another's by now
+                register(s, block, leaf)
     s.request[request, Request.ROWS] = max(rows, full)
-
-
-@kernel
-def set_apart(s: State, together: int, at: int) -> None:
-    """List the last of some blocks that stand in the queue as one, behind the others."""
-    block, behind = together, s.pool[together, Block.BEHIND]
-    if s.pool[together, Block.LEFT] > 1:
-        s.pool[together, Block.LEFT] -= 1
-        block = new_row(s, NOBODY, at)
-        s.pool[block, Block.HOLDERS] = s.pool[block, Block.AHEAD] = 0
-        s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = together, behind
-        s.pool[together, Block.BEHIND] = s.pool[behind, Block.IN_FRONT] = block
-    s.pool[block, Block.COLUMN] = at
-    register(s, block, s.pool[together, Block.STREAM])
 
 
 @kernel

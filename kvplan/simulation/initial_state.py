@@ -500,7 +500,7 @@ def _groups(
             "prefix cache beside windows has room for in a simulation; give [gpu] max_num_seqs"
         )
     pool = np.full((blocks + 1, Block.WIDTH), NOBODY)
-    pool[:, [Block.HOLDERS, Block.AHEAD]], pool[:, Block.LEFT] = 0, 1
+    pool[:, [Block.HOLDERS, Block.AHEAD]] = 0
     pool[blocks, [Block.IN_FRONT, Block.BEHIND]] = blocks
     pool[:, Block.NEXT] = np.roll(np.arange(blocks + 1), -1)
     return pool, np.zeros((residents + 1, 1 + len(kept) * places), dtype=np.int64), kept

@@ -307,7 +307,6 @@ class Block(Columns):
     HOLDERS: int  # requests
     STREAM: int  # this and the next: what is known of it; NOBODY: nothing
     COLUMN: int  # of `State.table`, which tells group and place
-    LEFT: int  # 1, or of the blocks that a request passed at a time, and that stand here as one, those still free
     AHEAD: (
         int  # blocks in the queue of free ones that nobody looks for, between the one in front of this and it
     )
