@@ -130,13 +130,6 @@ def stream_at(s: State, request: int, place: int) -> int:
 
 
 @kernel
-def own_from(s: State, request: int) -> int:
-    """Return the place from which on nobody but this request ever looks for its blocks; beyond all where others do."""
-    leaf = s.request[request, Request.LEAF]
-    return int(s.stream[leaf, Stream.BEGIN] if s.stream[leaf, Stream.HOLDERS] == 1 else s.table.shape[1])
-
-
-@kernel
 def register(s: State, block: int, stream: int) -> None:
     """Have a block found, behind those that are known alike."""
     s.pool[block, Block.STREAM], s.pool[block, Block.NEXT] = stream, NOBODY
@@ -196,10 +189,10 @@ def hits_in_groups(s: State, request: int) -> int:
     Requests that begin alike, and of whose own tokens nothing is known, find the same until other blocks are known.
     """
     c, places, before = s.counter, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
-    stream, own = s.request[request, Request.LEAF], own_from(s, request)
-    if s.request[request, Request.EVICTIONS] == 0 and places >= own:
+    stream, rows = s.request[request, Request.LEAF], s.request[request, Request.ROWS]
+    if s.request[request, Request.EVICTIONS] == 0 and places >= rows:
         stream = s.stream[stream, Stream.PARENT]
-    if c[Counter.NOTED] == stream and own < s.table.shape[1]:
+    if c[Counter.NOTED] == stream and rows < s.table.shape[1]:
         return int(c[Counter.FOUND])
     for group in range(s.kept.shape[0]):
         if keeps_all(s, group):
@@ -256,11 +249,9 @@ def idle_in_groups(s: State, found: int) -> int:
 def state_is_new(s: State, request: int, found: int) -> bool:
     """Tell whether a state that a request would begin with has become known in this iteration, or a copy of it."""
     for group in range(s.kept.shape[0] if found > 0 else 0):
-        if s.kept[group, Kept.STATE] == 0:
-            continue
         block = found_at(s, request, found - 1, group)
         stream, at = stream_at(s, request, found - 1), column(s, group, found - 1)
-        while block != NOBODY:
+        while block != NOBODY and s.kept[group, Kept.STATE] > 0:
             same = s.pool[block, Block.STREAM] == stream and s.pool[block, Block.COLUMN] == at
             if same and s.pool[block, Block.SINCE] == s.counter[Counter.ITERATIONS]:
                 return True
@@ -290,7 +281,7 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
     s.request[request, Request.TAKEN] = s.request[request, Request.FULL] = found
     s.request[request, Request.PASSED] = found * s.fixed[Fixed.BLOCK]
     s.request[request, Request.HOLDS] = found * s.kept.shape[0]
-    s.request[request, Request.ROWS] = max(own_from(s, request), found)
+    s.request[request, Request.ROWS] = max(s.request[request, Request.ROWS], found)
     if c[Counter.NOTED] == s.request[request, Request.LEAF]:  # when it waits again, it has more tokens
         c[Counter.NOTED] = ANEW
     for group in range(s.kept.shape[0]):

@@ -272,7 +272,7 @@ def new_state(
         request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
     elif setup.prefix_cache == Cache.GROUPS:
         count[Counter.BLANK] = fixed[Fixed.CAPACITY]
-        request[:, Request.LEAF], stream = group_streams(requests, replica)
+        request[:, Request.LEAF], request[:, Request.ROWS], stream = group_streams(requests, replica)
     pool, table, kept = _groups(requests, replica, setup, fixed)
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
     return State(
@@ -466,16 +466,17 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     return leaf, copy, stream
 
 
-def group_streams(requests: Requests, replica: Replica) -> tuple[IntArray, IntArray]:
-    """Return LEAF of each request; and the streams, in HOLDERS those that ever end in them.
+def group_streams(requests: Requests, replica: Replica) -> tuple[IntArray, IntArray, IntArray]:
+    """Return LEAF and ROWS of each request; and the streams, in HOLDERS those that ever end in them.
 
-    That is one more where some of any prompt is found though nothing is known: no group needs the last block of it.
+    All have rows where some of any prompt is found though nothing is known: where no group needs the last block.
     """
     leaf, parent, begin, end = _in_blocks(requests, replica.block_tokens)
     groups = () if replica.layout is None else replica.layout.groups
     holders = np.bincount(leaf, minlength=parent.size)
     holders += all(group.kind is Attention.CHUNK or group.window == 1 for group in groups)
-    return leaf, np.stack([parent, begin, end - begin, holders], axis=1)
+    rows = np.where(holders[leaf] == 1, begin[leaf], _NO_END)
+    return leaf, rows, np.stack([parent, begin, end - begin, holders], axis=1)
 
 
 def _groups(

@@ -264,7 +264,7 @@ class Request(Columns):
     TABLE: int  # its row of `State.table`; this and what follows: with a cache in groups
     TAKEN: int  # places of each group that have got their blocks
     FULL: int  # of these, those whose blocks are known
-    ROWS: int  # of all, those whose blocks have a row of `State.pool` each: the others are its own, and only counted
+    ROWS: int  # places whose blocks have rows of `State.pool`: those beyond are in no other sequence, and only counted
     PASSED: int  # tokens that were computed when it last let blocks pass
 
     SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
