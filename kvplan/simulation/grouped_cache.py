@@ -78,7 +78,7 @@ def give_back(s: State, block: int) -> None:
     if s.pool[block, Block.HOLDERS] > 0:
         return
     s.counter[Counter.HELD] -= 1
-    if s.pool[block, Block.STREAM] == NOBODY:
+    if s.pool[block, Block.KNOWN] == NOBODY:
         s.counter[Counter.BLANK] += 1
         spare(s, block)
     else:
@@ -87,13 +87,12 @@ def give_back(s: State, block: int) -> None:
 
 
 @kernel
-def new_row(s: State, stream: int, at: int) -> int:
-    """Give a row to a block that a request holds or has just passed, known by a stream and a column, or by NOBODY."""
+def new_row(s: State, known: int) -> int:
+    """Give a row to a block that a request holds, known by this key, or by nothing if that is NOBODY."""
     last = s.pool.shape[0] - 1
     block = s.pool[last, Block.NEXT]
     s.pool[last, Block.NEXT] = s.pool[block, Block.NEXT]
-    s.pool[block, Block.STREAM], s.pool[block, Block.COLUMN] = stream, at
-    s.pool[block, Block.HOLDERS], s.pool[block, Block.NEXT] = 1, UNLISTED
+    s.pool[block, Block.HOLDERS], s.pool[block, Block.KNOWN], s.pool[block, Block.NEXT] = 1, known, UNLISTED
     return int(block)
 
 
@@ -105,17 +104,17 @@ def spare(s: State, block: int) -> None:
 
 
 @kernel
-def bucket_of(s: State, stream: int, at: int) -> int:
-    """Return the row of the pool that heads the list of blocks among which one known so is."""
-    return int((stream * 1_000_003 + at) % s.pool.shape[0])
+def key_at(s: State, request: int, at: int, place: int) -> int:
+    """Return what the block in a column of a request's table, at this place, is known by."""
+    return int(stream_at(s, request, place) * s.table.shape[1] + at)
 
 
 @kernel
 def found_at(s: State, request: int, place: int, group: int) -> int:
     """Return the block of a group that is found at a place of a request; NOBODY where there is none."""
-    stream, at = stream_at(s, request, place), column(s, group, place)
-    block = s.pool[bucket_of(s, stream, at), Block.FIRST]
-    while block != NOBODY and (s.pool[block, Block.STREAM] != stream or s.pool[block, Block.COLUMN] != at):
+    known = key_at(s, request, column(s, group, place), place)
+    block = s.pool[known % s.pool.shape[0], Block.FIRST]
+    while block != NOBODY and s.pool[block, Block.KNOWN] != known:
         block = s.pool[block, Block.NEXT]
     return int(block)
 
@@ -130,12 +129,12 @@ def stream_at(s: State, request: int, place: int) -> int:
 
 
 @kernel
-def register(s: State, block: int, stream: int) -> None:
-    """Have a block found, behind those that are known alike."""
-    s.pool[block, Block.STREAM], s.pool[block, Block.NEXT] = stream, NOBODY
+def register(s: State, block: int, known: int) -> None:
+    """Have a block found by a key, behind those that are known alike."""
+    s.pool[block, Block.KNOWN], s.pool[block, Block.NEXT] = known, NOBODY
     s.pool[block, Block.SINCE] = s.counter[Counter.ITERATIONS]
-    look_anew(s, stream)
-    bucket = bucket_of(s, stream, s.pool[block, Block.COLUMN])
+    look_anew(s, known)
+    bucket = known % s.pool.shape[0]
     last = s.pool[bucket, Block.FIRST]
     if last == NOBODY:
         s.pool[bucket, Block.FIRST] = block
@@ -146,8 +145,9 @@ def register(s: State, block: int, stream: int) -> None:
 
 
 @kernel
-def look_anew(s: State, stream: int) -> None:
-    """Forget what was found, if blocks of this stream have a part in it, and others of it are known now."""
+def look_anew(s: State, known: int) -> None:
+    """Forget what was found, if the stream has a part in it of which a block has become known, or is no more."""
+    stream = known // s.table.shape[1]
     if s.stream[stream, Stream.HOLDERS] != 1 or s.counter[Counter.NOTED] == stream:
         s.counter[Counter.NOTED] = ANEW
 
@@ -156,8 +156,8 @@ def look_anew(s: State, stream: int) -> None:
 def forget(s: State, block: int) -> None:
     """Have a block found no more, and take its row back."""
     if s.pool[block, Block.NEXT] != UNLISTED:
-        look_anew(s, s.pool[block, Block.STREAM])
-        bucket = bucket_of(s, s.pool[block, Block.STREAM], s.pool[block, Block.COLUMN])
+        look_anew(s, s.pool[block, Block.KNOWN])
+        bucket = s.pool[block, Block.KNOWN] % s.pool.shape[0]
         before = s.pool[bucket, Block.FIRST]
         if before == block:
             s.pool[bucket, Block.FIRST] = s.pool[block, Block.NEXT]
@@ -250,9 +250,8 @@ def state_is_new(s: State, request: int, found: int) -> bool:
     """Tell whether a state that a request would begin with has become known in this iteration, or a copy of it."""
     for group in range(s.kept.shape[0] if found > 0 else 0):
         block = found_at(s, request, found - 1, group)
-        stream, at = stream_at(s, request, found - 1), column(s, group, found - 1)
         while block != NOBODY and s.kept[group, Kept.STATE] > 0:
-            same = s.pool[block, Block.STREAM] == stream and s.pool[block, Block.COLUMN] == at
+            same = s.pool[block, Block.KNOWN] == key_at(s, request, column(s, group, found - 1), found - 1)
             if same and s.pool[block, Block.SINCE] == s.counter[Counter.ITERATIONS]:
                 return True
             block = s.pool[block, Block.NEXT]
@@ -316,7 +315,7 @@ def let_pass(s: State, request: int, tokens: int) -> None:
     for group in range(s.kept.shape[0]):
         begin, end = passed(s, group, before), passed(s, group, tokens)
         for at in range(column(s, group, max(begin, rows)), column(s, group, end)):
-            s.table[row, at] = new_row(s, s.request[request, Request.LEAF], at)
+            s.table[row, at] = new_row(s, s.request[request, Request.LEAF] * s.table.shape[1] + at)
         give_back_rows(s, row, column(s, group, begin), column(s, group, end))
 
 
@@ -338,28 +337,28 @@ def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
     take(s, (held - first) * groups)
     for group in range(groups):
         for at in range(column(s, group, first), column(s, group, min(held, rows))):
-            s.table[row, at] = new_row(s, NOBODY, at)
+            s.table[row, at] = new_row(s, NOBODY)
         for place in range(begin // block, min(end // block, rows)):
-            register(s, s.table[row, column(s, group, place)], stream_at(s, request, place))
+            at = column(s, group, place)
+            register(s, s.table[row, at], key_at(s, request, at, place))
     s.request[request, Request.TAKEN], s.request[request, Request.FULL] = held, end // block
 
 
 @kernel
 def list_own(s: State, request: int) -> None:
     """Have a request that is preempted find again what nobody else looks for: what it holds, and what it has passed."""
-    row, leaf = s.request[request, Request.TABLE], s.request[request, Request.LEAF]
-    rows, full = s.request[request, Request.ROWS], s.request[request, Request.FULL]
+    row, rows = s.request[request, Request.TABLE], s.request[request, Request.ROWS]
+    full = s.request[request, Request.FULL]
     for group in range(s.kept.shape[0]):
         begin = passed(s, group, s.request[request, Request.PASSED])
         for place in range(rows, full):
-            at, block = column(s, group, place), s.table[row, column(s, group, place)]
+            at = column(s, group, place)
+            known = key_at(s, request, at, place)
             if place >= begin:
-                block = s.table[row, at] = new_row(s, leaf, at)
-            known = s.pool[block, Block.STREAM] == leaf and s.pool[block, Block.COLUMN] == at
-            if (
-                known and s.pool[block, Block.NEXT] == UNLISTED
-            ):  # else the row of what has passed is another's by now
-                register(s, block, leaf)
+                s.table[row, at] = new_row(s, known)
+            block = s.table[row, at]
+            if s.pool[block, Block.KNOWN] == known and s.pool[block, Block.NEXT] == UNLISTED:
+                register(s, block, known)  # else the row of what it has passed is another's by now
     s.request[request, Request.ROWS] = max(rows, full)
 
 

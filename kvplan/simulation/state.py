@@ -305,8 +305,7 @@ class Block(Columns):
     """Of `State.pool`."""
 
     HOLDERS: int  # requests
-    STREAM: int  # this and the next: what is known of it; NOBODY: nothing
-    COLUMN: int  # of `State.table`, which tells group and place
+    KNOWN: int  # the key of what is known of it, a stream and a column of `State.table`; NOBODY: nothing
     AHEAD: (
         int  # blocks in the queue of free ones that nobody looks for, between the one in front of this and it
     )
