@@ -9,9 +9,12 @@ at once, and stays known until its room is needed; so is what it leaves in the e
 checkpoints (`MambaManager` with `--mamba-cache-mode all`) is needed at the last token found alone, so as a window of 2;
 one that an iteration makes known is not found in it, and whoever would find it waits for the next. A block is
 known by its group, its place and the stream that it ends in, which says all that is before it; of equal ones that
-registered first is found. Each block is followed on its own, as those of a window are not a beginning.
+registered first is found. Each block that others may look for is followed on its own, as those of a window are not a
+beginning, and has a row of `State.pool`; one behind all rows is the end and the beginning of the queue of free blocks.
 
-`State.pool` has a row for each block, and one behind them which is the end and the beginning of the queue of free ones.
+What comes behind all that a request shares is in no other sequence. While it runs nobody looks for these blocks, so
+those that it holds are only counted; once it is done nobody ever does, and each row in the queue has the number of such
+blocks ahead of it. Where it is preempted they get rows, for it looks for them itself, as for what it has passed.
 """
 
 from kvplan.simulation.prefix_cache import count_hits
@@ -54,16 +57,6 @@ def take(s: State, blocks: int) -> None:
 
 
 @kernel
-def join_queue(s: State, block: int) -> None:
-    """Put a block that is known and that nobody holds any more at the end of the queue."""
-    last = s.pool.shape[0] - 1
-    front = s.pool[last, Block.IN_FRONT]
-    s.pool[block, Block.AHEAD], s.pool[last, Block.AHEAD] = s.pool[last, Block.AHEAD], 0
-    s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = front, last
-    s.pool[front, Block.BEHIND] = s.pool[last, Block.IN_FRONT] = block
-
-
-@kernel
 def leave_queue(s: State, block: int) -> None:
     """Take a block out of the queue; it still counts as free."""
     front, behind = s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND]
@@ -81,9 +74,13 @@ def give_back(s: State, block: int) -> None:
     if s.pool[block, Block.KNOWN] == NOBODY:
         s.counter[Counter.BLANK] += 1
         spare(s, block)
-    else:
-        s.counter[Counter.FREE] += 1
-        join_queue(s, block)
+        return
+    s.counter[Counter.FREE] += 1
+    last = s.pool.shape[0] - 1
+    front = s.pool[last, Block.IN_FRONT]
+    s.pool[block, Block.AHEAD], s.pool[last, Block.AHEAD] = s.pool[last, Block.AHEAD], 0
+    s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = front, last
+    s.pool[front, Block.BEHIND] = s.pool[last, Block.IN_FRONT] = block
 
 
 @kernel
@@ -346,7 +343,7 @@ def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
 
 @kernel
 def list_own(s: State, request: int) -> None:
-    """Have a request that is preempted find again what nobody else looks for: what it holds, and what it has passed."""
+    """Have a request that is preempted find its own blocks again: those that it holds, and those that it has passed."""
     row, rows = s.request[request, Request.TABLE], s.request[request, Request.ROWS]
     full = s.request[request, Request.FULL]
     for group in range(s.kept.shape[0]):
@@ -369,10 +366,8 @@ def leave_groups(s: State, request: int) -> None:
     row, taken = s.request[request, Request.TABLE], s.request[request, Request.TAKEN]
     c[Counter.HELD] -= s.request[request, Request.HOLDS] - taken * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
-        begin, rows = (
-            passed(s, group, s.request[request, Request.PASSED]),
-            min(s.request[request, Request.ROWS], taken),
-        )
+        begin = passed(s, group, s.request[request, Request.PASSED])
+        rows = min(s.request[request, Request.ROWS], taken)
         own = max(begin, rows)
         known = max(s.request[request, Request.FULL] - own, 0)
         s.pool[last, Block.AHEAD] += known

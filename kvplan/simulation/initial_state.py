@@ -426,13 +426,13 @@ def _lookup(replica: Replica, longest: int, grouped: bool) -> tuple[IntArray, Fl
     most = np.full(longest + 1, longest)
     passed = (layout.pool_tokens(nothing, most) - layout.pool_tokens(tokens, most)) // layout.block_tokens
     context = layout.read_tokens(tokens.astype(np.float64))
-    held = filled - np.concatenate([[0], passed[:-1]])
+    before = np.concatenate([[0], passed[:-1]])
     bends = np.abs(np.diff(context, 2, prepend=[0.0, 0.0])) > _BENDS
-    turns = np.where(bends | (np.diff(held, prepend=0) != 0), tokens, _NO_END)
-    if grouped:  # what is held is not the same though as many blocks are
-        before = np.concatenate([[0], passed[:-1]])
-        changes = (np.diff(filled, prepend=0) != 0) | (np.diff(before, prepend=0) != 0)
-        turns = np.where(changes | (tokens % layout.block_tokens == 0), tokens, _NO_END)
+    changes = bends | (np.diff(filled - before, prepend=0) != 0)
+    if grouped:  # which blocks are held, and which of them are known
+        changes = np.diff(filled + before, prepend=0) != 0
+        changes |= tokens % layout.block_tokens == 0
+    turns = np.where(changes, tokens, _NO_END)
     later = np.append(np.minimum.accumulate(turns[:0:-1])[::-1], _NO_END)
     return np.stack([filled, passed, later], axis=1), context
 

@@ -92,12 +92,12 @@ class Counter(Columns):
     LACKING: int  # tick at which memory would have lacked for a request that was not admitted
     ROWLESS: int  # requests that come after those that have a row of their own
     FREE: int  # blocks in the queue of free ones; this and what follows: of a prefix cache
-    BLANK: int  # of these, those that hold nothing known
+    BLANK: int  # of these, those that hold nothing known; of a cache in groups, beside these
     OLDEST: int  # ends of the queue
     NEWEST: int
     ROWS: int  # of a radix tree, those of its nodes that have been used; of groups, those of `State.table`
     SPARE: int  # one that is free again
-    NOTED: int  # of groups: the stream from which those go on who were looked up last, or that of one alone; or ANEW
+    NOTED: int  # of groups: the stream that those looked up last branch off from, or of one alone its own; or ANEW
     FOUND: int  # blocks of each group that they find, until others are known
     HOSTED: int  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST: int  # its ends
@@ -264,7 +264,7 @@ class Request(Columns):
     TABLE: int  # its row of `State.table`; this and what follows: with a cache in groups
     TAKEN: int  # places of each group that have got their blocks
     FULL: int  # of these, those whose blocks are known
-    ROWS: int  # places whose blocks have rows of `State.pool`: those beyond are in no other sequence, and only counted
+    ROWS: int  # of all, those whose blocks have rows of `State.pool`; those beyond are its own, and only counted
     PASSED: int  # tokens that were computed when it last let blocks pass
 
     SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
@@ -306,9 +306,7 @@ class Block(Columns):
 
     HOLDERS: int  # requests
     KNOWN: int  # the key of what is known of it, a stream and a column of `State.table`; NOBODY: nothing
-    AHEAD: (
-        int  # blocks in the queue of free ones that nobody looks for, between the one in front of this and it
-    )
+    AHEAD: int  # blocks that nobody looks for, in the queue of free ones behind the one in front of this
     IN_FRONT: int  # neighbours there
     BEHIND: int
     NEXT: int  # in the list that this one stands in, or UNLISTED; of rows to spare the next one

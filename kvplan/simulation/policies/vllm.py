@@ -409,10 +409,9 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             if state_is_new(s, request, found):
                 return
             here = found * s.kept.shape[0]
-            asked = blocks_of(s, tokens_with_room(s, whole, here, found, budget))
-            if s.counter[Counter.HELD] + asked > s.fixed[Fixed.CAPACITY] - spared:  # else it fits anyway
-                idle = idle_in_groups(s, found)
         blocks = blocks_of(s, tokens_with_room(s, whole, here, found, budget)) - here + idle
+        if grouped(s) and s.counter[Counter.HELD] + blocks + here > s.fixed[Fixed.CAPACITY] - spared:
+            blocks += idle_in_groups(s, found)  # else it fits though all were idle
         if not fetched and s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY] - spared:
             return
         seat(s, request)
