@@ -129,8 +129,7 @@ def stream_at(s: State, request: int, place: int) -> int:
 def register(s: State, block: int, known: int) -> None:
     """Have a block found by a key, behind those that are known alike."""
     s.pool[block, Block.KNOWN], s.pool[block, Block.NEXT] = known, NOBODY
-    s.pool[block, Block.SINCE] = s.counter[Counter.ITERATIONS]
-    look_anew(s, known)
+    s.pool[block, Block.SINCE], s.counter[Counter.NOTED] = s.counter[Counter.ITERATIONS], ANEW
     bucket = known % s.pool.shape[0]
     last = s.pool[bucket, Block.FIRST]
     if last == NOBODY:
@@ -142,18 +141,10 @@ def register(s: State, block: int, known: int) -> None:
 
 
 @kernel
-def look_anew(s: State, known: int) -> None:
-    """Forget what was found, if the stream has a part in it of which a block has become known, or is no more."""
-    stream = known // s.table.shape[1]
-    if s.stream[stream, Stream.HOLDERS] != 1 or s.counter[Counter.NOTED] == stream:
-        s.counter[Counter.NOTED] = ANEW
-
-
-@kernel
 def forget(s: State, block: int) -> None:
     """Have a block found no more, and take its row back."""
     if s.pool[block, Block.NEXT] != UNLISTED:
-        look_anew(s, s.pool[block, Block.KNOWN])
+        s.counter[Counter.NOTED] = ANEW
         bucket = s.pool[block, Block.KNOWN] % s.pool.shape[0]
         before = s.pool[bucket, Block.FIRST]
         if before == block:
@@ -183,13 +174,12 @@ def passed(s: State, group: int, tokens: int) -> int:
 def hits_in_groups(s: State, request: int) -> int:
     """Count the leading blocks of a waiting request that all groups have; one token at least is left to compute.
 
-    Requests that begin alike, and of whose own tokens nothing is known, find the same until other blocks are known.
+    Those whose own tokens have not been computed find the same where they begin alike, until other blocks are known.
     """
     c, places, before = s.counter, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
-    stream, rows = s.request[request, Request.LEAF], s.request[request, Request.ROWS]
-    if s.request[request, Request.EVICTIONS] == 0 and places >= rows:
-        stream = s.stream[stream, Stream.PARENT]
-    if c[Counter.NOTED] == stream and rows < s.table.shape[1]:
+    alike = s.request[request, Request.EVICTIONS] == 0 and places >= s.request[request, Request.ROWS]
+    parent = s.stream[s.request[request, Request.LEAF], Stream.PARENT]
+    if alike and c[Counter.NOTED] == parent:
         return int(c[Counter.FOUND])
     for group in range(s.kept.shape[0]):
         if keeps_all(s, group):
@@ -199,7 +189,7 @@ def hits_in_groups(s: State, request: int) -> int:
         for group in range(s.kept.shape[0]):
             if not keeps_all(s, group):
                 places = longest_of(s, request, group, places)
-    c[Counter.NOTED], c[Counter.FOUND] = stream, places
+    c[Counter.NOTED], c[Counter.FOUND] = parent if alike else ANEW, places
     return int(places)
 
 
@@ -278,8 +268,6 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
     s.request[request, Request.PASSED] = found * s.fixed[Fixed.BLOCK]
     s.request[request, Request.HOLDS] = found * s.kept.shape[0]
     s.request[request, Request.ROWS] = max(s.request[request, Request.ROWS], found)
-    if c[Counter.NOTED] == s.request[request, Request.LEAF]:  # when it waits again, it has more tokens
-        c[Counter.NOTED] = ANEW
     for group in range(s.kept.shape[0]):
         first = passed(s, group, found * s.fixed[Fixed.BLOCK])
         for at in range(column(s, group, first), column(s, group, found)):

@@ -467,16 +467,15 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
 
 
 def group_streams(requests: Requests, replica: Replica) -> tuple[IntArray, IntArray, IntArray]:
-    """Return LEAF and ROWS of each request; and the streams, in HOLDERS those that ever end in them.
+    """Return LEAF and ROWS of each request; and the streams, of which blocks in groups know where they begin.
 
-    All have rows where some of any prompt is found though nothing is known: where no group needs the last block.
+    All blocks have rows where some of any prompt is found though nothing is known: no group needs the last of it.
     """
-    leaf, parent, begin, end = _in_blocks(requests, replica.block_tokens)
+    leaf, parent, begin, _ = _in_blocks(requests, replica.block_tokens)
     groups = () if replica.layout is None else replica.layout.groups
-    holders = np.bincount(leaf, minlength=parent.size)
-    holders += all(group.kind is Attention.CHUNK or group.window == 1 for group in groups)
-    rows = np.where(holders[leaf] == 1, begin[leaf], _NO_END)
-    return leaf, rows, np.stack([parent, begin, end - begin, holders], axis=1)
+    others = np.bincount(leaf)[leaf] > 1
+    others |= all(group.kind is Attention.CHUNK or group.window == 1 for group in groups)
+    return leaf, np.where(others, _NO_END, begin[leaf]), np.stack([parent, begin], axis=1)
 
 
 def _groups(

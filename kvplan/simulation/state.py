@@ -97,8 +97,8 @@ class Counter(Columns):
     NEWEST: int
     ROWS: int  # of a radix tree, those of its nodes that have been used; of groups, those of `State.table`
     SPARE: int  # one that is free again
-    NOTED: int  # of groups: the stream that those looked up last branch off from, or of one alone its own; or ANEW
-    FOUND: int  # blocks of each group that they find, until others are known
+    NOTED: int  # of groups: the stream from which those branch off who find FOUND blocks of each; or ANEW
+    FOUND: int
     HOSTED: int  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST: int  # its ends
     HOST_NEWEST: int
