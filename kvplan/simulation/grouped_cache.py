@@ -236,8 +236,8 @@ def idle_in_groups(s: State, found: int) -> int:
 def state_is_new(s: State, request: int, found: int) -> bool:
     """Tell whether a state that a request would begin with has become known in this iteration, or a copy of it."""
     for group in range(s.kept.shape[0] if found > 0 else 0):
-        block = found_at(s, request, found - 1, group)
-        while block != NOBODY and s.kept[group, Kept.STATE] > 0:
+        block = found_at(s, request, found - 1, group) if s.kept[group, Kept.STATE] > 0 else NOBODY
+        while block != NOBODY:
             same = s.pool[block, Block.KNOWN] == key_at(s, request, column(s, group, found - 1), found - 1)
             if same and s.pool[block, Block.SINCE] == s.counter[Counter.ITERATIONS]:
                 return True
