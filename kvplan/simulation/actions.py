@@ -8,7 +8,7 @@ group of each iteration.
 import math
 
 from kvplan.simulation.followups import bring, follow, skip
-from kvplan.simulation.grouped_cache import leave_groups
+from kvplan.simulation.grouped_cache import leave_groups, list_own
 from kvplan.simulation.prefix_cache import caches, let_go
 from kvplan.simulation.queues import append, put_first, take_out
 from kvplan.simulation.radix_cache import leave_tree
@@ -184,6 +184,8 @@ def enter(s: State, request: int, group: int, stage: int) -> None:
         (s.request[request, Request.FIRST_WEIGHT] - s.request[request, Request.START]) % s.fixed[Fixed.BLOCK],
     ] += 1
     schedule(s, request, group)
+    if grouped(s):
+        s.request[request, Request.TURN] = s.group[group, Group.TICK] + 1
     if takes_turns(s):  # with a prompt it may hold what it frees in the next tick
         tokens = members_tokens(s, request, group)
         s.ahead[Ahead.READS] += s.context[tokens]
@@ -328,6 +330,8 @@ def evict(s: State, request: int) -> None:
     else:
         take_out(s, request)
         tokens = lost = s.request[request, Request.PARKED]
+    if grouped(s):
+        list_own(s, request)
     free(s, request, tokens, lost)
     c[Counter.RESIDENT] -= 1
     c[Counter.PROMISED] -= s.request[request, Request.PROMISE]

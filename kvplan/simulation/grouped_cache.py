@@ -9,14 +9,19 @@ at once, and stays known until its room is needed; so is what it leaves in the e
 checkpoints (`MambaManager` with `--mamba-cache-mode all`) is needed at the last token found alone, so as a window of 2;
 one that an iteration makes known is not found in it, and whoever would find it waits for the next. A block is
 known by its group, its place and the stream that it ends in, which says all that is before it; of equal ones that
-registered first is found. Each block is followed on its own, as those of a window are not a beginning.
+registered first is found. Each block that others may look for is followed on its own, as those of a window are not a
+beginning, and has a row of `State.pool`; one behind all rows is the end and the beginning of the queue of free blocks.
 
-`State.pool` has a row for each block, and one behind them which is the end and the beginning of the queue of free ones.
+What comes behind all that a request shares is in no other sequence. While it runs nobody looks for these blocks, so
+those that it holds are only counted; once it is done nobody ever does, and each row in the queue has the number of such
+blocks ahead of it. Where it is preempted they get rows, for it looks for them itself, as for what it has passed.
 """
 
 from kvplan.simulation.prefix_cache import count_hits
 from kvplan.simulation.state import (
+    ANEW,
     NOBODY,
+    UNLISTED,
     Block,
     Blocks,
     Counter,
@@ -33,21 +38,30 @@ from kvplan.simulation.state import (
 
 
 @kernel
-def take_first(s: State) -> int:
-    """Take the first free block; what it held is forgotten."""
-    block = s.pool[s.pool.shape[0] - 1, Block.BEHIND]
-    leave_queue(s, block)
-    if s.pool[block, Block.STREAM] != NOBODY:
-        forget(s, block)
-        s.counter[Counter.FREE] -= 1
-    s.pool[block, Block.HOLDERS] = 1
-    return int(block)
+def take(s: State, blocks: int) -> None:
+    """Take so many of the first free blocks; what they held is forgotten."""
+    c, last = s.counter, s.pool.shape[0] - 1
+    some = min(blocks, c[Counter.BLANK])
+    c[Counter.BLANK] -= some
+    blocks -= some
+    c[Counter.FREE] -= blocks
+    while blocks > 0:
+        first = s.pool[last, Block.BEHIND]
+        some = min(blocks, s.pool[first, Block.AHEAD])
+        s.pool[first, Block.AHEAD] -= some
+        blocks -= some
+        if blocks > 0:
+            leave_queue(s, first)
+            forget(s, first)
+            blocks -= 1
 
 
 @kernel
 def leave_queue(s: State, block: int) -> None:
+    """Take a block out of the queue; it still counts as free."""
     front, behind = s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND]
     s.pool[front, Block.BEHIND], s.pool[behind, Block.IN_FRONT] = behind, front
+    s.pool[behind, Block.AHEAD] += s.pool[block, Block.AHEAD]
 
 
 @kernel
@@ -57,32 +71,47 @@ def give_back(s: State, block: int) -> None:
     if s.pool[block, Block.HOLDERS] > 0:
         return
     s.counter[Counter.HELD] -= 1
-    front = behind = s.pool.shape[0] - 1
-    if s.pool[block, Block.STREAM] == NOBODY:
-        behind = s.pool[front, Block.BEHIND]
-    else:
-        s.counter[Counter.FREE] += 1
-        front = s.pool[behind, Block.IN_FRONT]
-    s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = front, behind
-    s.pool[front, Block.BEHIND] = s.pool[behind, Block.IN_FRONT] = block
+    if s.pool[block, Block.KNOWN] == NOBODY:
+        s.counter[Counter.BLANK] += 1
+        spare(s, block)
+        return
+    s.counter[Counter.FREE] += 1
+    last = s.pool.shape[0] - 1
+    front = s.pool[last, Block.IN_FRONT]
+    s.pool[block, Block.AHEAD], s.pool[last, Block.AHEAD] = s.pool[last, Block.AHEAD], 0
+    s.pool[block, Block.IN_FRONT], s.pool[block, Block.BEHIND] = front, last
+    s.pool[front, Block.BEHIND] = s.pool[last, Block.IN_FRONT] = block
 
 
 @kernel
-def bucket_of(s: State, stream: int, place: int, group: int) -> int:
-    """Return the row of the pool that heads the list of blocks among which one known so is."""
-    return int((stream * 1_000_003 + group * 104_729 + place) % s.pool.shape[0])
+def new_row(s: State, known: int) -> int:
+    """Give a row to a block that a request holds, known by this key, or by nothing if that is NOBODY."""
+    last = s.pool.shape[0] - 1
+    block = s.pool[last, Block.NEXT]
+    s.pool[last, Block.NEXT] = s.pool[block, Block.NEXT]
+    s.pool[block, Block.HOLDERS], s.pool[block, Block.KNOWN], s.pool[block, Block.NEXT] = 1, known, UNLISTED
+    return int(block)
+
+
+@kernel
+def spare(s: State, block: int) -> None:
+    """Take the row of a block back."""
+    last = s.pool.shape[0] - 1
+    s.pool[block, Block.NEXT], s.pool[last, Block.NEXT] = s.pool[last, Block.NEXT], block
+
+
+@kernel
+def key_at(s: State, request: int, at: int, place: int) -> int:
+    """Return what the block in a column of a request's table, at this place, is known by."""
+    return int(stream_at(s, request, place) * s.table.shape[1] + at)
 
 
 @kernel
 def found_at(s: State, request: int, place: int, group: int) -> int:
     """Return the block of a group that is found at a place of a request; NOBODY where there is none."""
-    stream = stream_at(s, request, place)
-    block = s.pool[bucket_of(s, stream, place, group), Block.FIRST]
-    while block != NOBODY and (
-        s.pool[block, Block.STREAM] != stream
-        or s.pool[block, Block.PLACE] != place
-        or s.pool[block, Block.GROUP] != group
-    ):
+    known = key_at(s, request, column(s, group, place), place)
+    block = s.pool[known % s.pool.shape[0], Block.FIRST]
+    while block != NOBODY and s.pool[block, Block.KNOWN] != known:
         block = s.pool[block, Block.NEXT]
     return int(block)
 
@@ -97,12 +126,11 @@ def stream_at(s: State, request: int, place: int) -> int:
 
 
 @kernel
-def register(s: State, block: int, stream: int, place: int, group: int) -> None:
-    """Make a block known, behind those that are known alike."""
-    s.pool[block, Block.STREAM], s.pool[block, Block.PLACE] = stream, place
-    s.pool[block, Block.GROUP], s.pool[block, Block.NEXT] = group, NOBODY
-    s.pool[block, Block.SINCE] = s.counter[Counter.ITERATIONS]
-    bucket = bucket_of(s, stream, place, group)
+def register(s: State, block: int, known: int) -> None:
+    """Have a block found by a key, behind those that are known alike."""
+    s.pool[block, Block.KNOWN], s.pool[block, Block.NEXT] = known, NOBODY
+    s.pool[block, Block.SINCE], s.counter[Counter.NOTED] = s.counter[Counter.ITERATIONS], ANEW
+    bucket = known % s.pool.shape[0]
     last = s.pool[bucket, Block.FIRST]
     if last == NOBODY:
         s.pool[bucket, Block.FIRST] = block
@@ -114,15 +142,18 @@ def register(s: State, block: int, stream: int, place: int, group: int) -> None:
 
 @kernel
 def forget(s: State, block: int) -> None:
-    bucket = bucket_of(s, s.pool[block, Block.STREAM], s.pool[block, Block.PLACE], s.pool[block, Block.GROUP])
-    s.pool[block, Block.STREAM] = NOBODY
-    before = s.pool[bucket, Block.FIRST]
-    if before == block:
-        s.pool[bucket, Block.FIRST] = s.pool[block, Block.NEXT]
-        return
-    while s.pool[before, Block.NEXT] != block:
-        before = s.pool[before, Block.NEXT]
-    s.pool[before, Block.NEXT] = s.pool[block, Block.NEXT]
+    """Have a block found no more, and take its row back."""
+    if s.pool[block, Block.NEXT] != UNLISTED:
+        s.counter[Counter.NOTED] = ANEW
+        bucket = s.pool[block, Block.KNOWN] % s.pool.shape[0]
+        before = s.pool[bucket, Block.FIRST]
+        if before == block:
+            s.pool[bucket, Block.FIRST] = s.pool[block, Block.NEXT]
+        else:
+            while s.pool[before, Block.NEXT] != block:
+                before = s.pool[before, Block.NEXT]
+            s.pool[before, Block.NEXT] = s.pool[block, Block.NEXT]
+    spare(s, block)
 
 
 # --------------------------------------------------------------------------------------------------------- the look-up
@@ -141,8 +172,15 @@ def passed(s: State, group: int, tokens: int) -> int:
 
 @kernel
 def hits_in_groups(s: State, request: int) -> int:
-    """Count the leading blocks of a waiting request that all groups have; one token at least is left to compute."""
-    places, before = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
+    """Count the leading blocks of a waiting request that all groups have; one token at least is left to compute.
+
+    Those whose own tokens have not been computed find the same where they begin alike, until other blocks are known.
+    """
+    c, places, before = s.counter, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK], NOBODY
+    alike = s.request[request, Request.EVICTIONS] == 0 and places >= s.request[request, Request.ROWS]
+    parent = s.stream[s.request[request, Request.LEAF], Stream.PARENT]
+    if alike and c[Counter.NOTED] == parent:
+        return int(c[Counter.FOUND])
     for group in range(s.kept.shape[0]):
         if keeps_all(s, group):
             places = longest_of(s, request, group, places)
@@ -151,6 +189,7 @@ def hits_in_groups(s: State, request: int) -> int:
         for group in range(s.kept.shape[0]):
             if not keeps_all(s, group):
                 places = longest_of(s, request, group, places)
+    c[Counter.NOTED], c[Counter.FOUND] = parent if alike else ANEW, places
     return int(places)
 
 
@@ -186,8 +225,9 @@ def idle_in_groups(s: State, found: int) -> int:
     """Count, of the blocks just found that are needed, those that nobody holds."""
     idle, row = 0, s.table.shape[0] - 1
     for group in range(s.kept.shape[0]):
-        for place in range(passed(s, group, found * s.fixed[Fixed.BLOCK]), found):
-            if s.pool[s.table[row, column(s, group, place)], Block.HOLDERS] == 0:
+        first = passed(s, group, found * s.fixed[Fixed.BLOCK])
+        for at in range(column(s, group, first), column(s, group, found)):
+            if s.pool[s.table[row, at], Block.HOLDERS] == 0:
                 idle += 1
     return idle
 
@@ -196,12 +236,10 @@ def idle_in_groups(s: State, found: int) -> int:
 def state_is_new(s: State, request: int, found: int) -> bool:
     """Tell whether a state that a request would begin with has become known in this iteration, or a copy of it."""
     for group in range(s.kept.shape[0] if found > 0 else 0):
-        block = found_at(s, request, found - 1, group)
-        stream = stream_at(s, request, found - 1)
-        while block != NOBODY and s.kept[group, Kept.STATE] > 0:
-            place, since = s.pool[block, Block.PLACE], s.pool[block, Block.SINCE]
-            same = s.pool[block, Block.STREAM] == stream and s.pool[block, Block.GROUP] == group
-            if same and place == found - 1 and since == s.counter[Counter.ITERATIONS]:
+        block = found_at(s, request, found - 1, group) if s.kept[group, Kept.STATE] > 0 else NOBODY
+        while block != NOBODY:
+            same = s.pool[block, Block.KNOWN] == key_at(s, request, column(s, group, found - 1), found - 1)
+            if same and s.pool[block, Block.SINCE] == s.counter[Counter.ITERATIONS]:
                 return True
             block = s.pool[block, Block.NEXT]
     return False
@@ -226,20 +264,19 @@ def hold_in_groups(s: State, request: int, found: int) -> int:
     else:
         c[Counter.SPARE] = s.table[row, 0]
     s.request[request, Request.TABLE] = row
-    s.request[request, Request.TAKEN], s.request[request, Request.PASSED] = found, 0
+    s.request[request, Request.TAKEN] = s.request[request, Request.FULL] = found
+    s.request[request, Request.PASSED] = found * s.fixed[Fixed.BLOCK]
     s.request[request, Request.HOLDS] = found * s.kept.shape[0]
+    s.request[request, Request.ROWS] = max(s.request[request, Request.ROWS], found)
     for group in range(s.kept.shape[0]):
-        skipped = passed(s, group, found * s.fixed[Fixed.BLOCK])
-        for place in range(found):
-            block = NOBODY
-            if place >= skipped:
-                block = s.table[s.table.shape[0] - 1, column(s, group, place)]
-                if s.pool[block, Block.HOLDERS] == 0:
-                    leave_queue(s, block)
-                    c[Counter.FREE] -= 1
-                    c[Counter.HELD] += 1
-                s.pool[block, Block.HOLDERS] += 1
-            s.table[row, column(s, group, place)] = block
+        first = passed(s, group, found * s.fixed[Fixed.BLOCK])
+        for at in range(column(s, group, first), column(s, group, found)):
+            block = s.table[row, at] = s.table[s.table.shape[0] - 1, at]
+            if s.pool[block, Block.HOLDERS] == 0:
+                leave_queue(s, block)
+                c[Counter.FREE] -= 1
+                c[Counter.HELD] += 1
+            s.pool[block, Block.HOLDERS] += 1
     return count_hits(s, request, found)
 
 
@@ -255,16 +292,23 @@ def ask_in_groups(s: State, request: int, begin: int, end: int) -> None:
 @kernel
 def let_pass(s: State, request: int, tokens: int) -> None:
     """Free what a request has passed once so many tokens are computed, the last block first."""
-    row = s.request[request, Request.TABLE]
-    if s.blocks[tokens, Blocks.PASSED] == s.request[request, Request.PASSED]:
+    before = s.request[request, Request.PASSED]
+    if s.blocks[tokens, Blocks.PASSED] == s.blocks[before, Blocks.PASSED]:
         return
-    s.request[request, Request.PASSED] = s.blocks[tokens, Blocks.PASSED]
+    s.request[request, Request.PASSED] = tokens
+    row, rows = s.request[request, Request.TABLE], s.request[request, Request.ROWS]
     for group in range(s.kept.shape[0]):
-        place = min(passed(s, group, tokens), s.request[request, Request.TAKEN]) - 1
-        while place >= 0 and s.table[row, column(s, group, place)] != NOBODY:
-            give_back(s, s.table[row, column(s, group, place)])
-            s.table[row, column(s, group, place)] = NOBODY
-            place -= 1
+        begin, end = passed(s, group, before), passed(s, group, tokens)
+        for at in range(column(s, group, max(begin, rows)), column(s, group, end)):
+            s.table[row, at] = new_row(s, s.request[request, Request.LEAF] * s.table.shape[1] + at)
+        give_back_rows(s, row, column(s, group, begin), column(s, group, end))
+
+
+@kernel
+def give_back_rows(s: State, row: int, begin: int, end: int) -> None:
+    """Hold the blocks of some columns no more, the last first."""
+    for back in range(end - begin):
+        give_back(s, s.table[row, end - 1 - back])
 
 
 @kernel
@@ -274,27 +318,50 @@ def take_in_groups(s: State, request: int, begin: int, end: int) -> None:
     first, groups = s.request[request, Request.TAKEN], s.kept.shape[0]
     if s.request[request, Request.HOLDS] == first * groups and begin // block == end // block:
         return
-    held = s.request[request, Request.HOLDS] // groups
+    held, rows = s.request[request, Request.HOLDS] // groups, s.request[request, Request.ROWS]
+    take(s, (held - first) * groups)
+    for group in range(groups):
+        for at in range(column(s, group, first), column(s, group, min(held, rows))):
+            s.table[row, at] = new_row(s, NOBODY)
+        for place in range(begin // block, min(end // block, rows)):
+            at = column(s, group, place)
+            register(s, s.table[row, at], key_at(s, request, at, place))
+    s.request[request, Request.TAKEN], s.request[request, Request.FULL] = held, end // block
+
+
+@kernel
+def list_own(s: State, request: int) -> None:
+    """Have a request that is preempted find its own blocks again: those that it holds, and those that it has passed."""
+    row, rows = s.request[request, Request.TABLE], s.request[request, Request.ROWS]
+    full = s.request[request, Request.FULL]
     for group in range(s.kept.shape[0]):
-        for place in range(first, held):
-            s.table[row, column(s, group, place)] = take_first(s)
-    for group in range(s.kept.shape[0]):
-        for place in range(begin // block, end // block):
-            full = s.table[row, column(s, group, place)]
-            if full != NOBODY:
-                register(s, full, stream_at(s, request, place), place, group)
-    s.request[request, Request.TAKEN] = held
+        begin = passed(s, group, s.request[request, Request.PASSED])
+        for place in range(rows, full):
+            at = column(s, group, place)
+            known = key_at(s, request, at, place)
+            if place >= begin:
+                s.table[row, at] = new_row(s, known)
+            block = s.table[row, at]
+            if s.pool[block, Block.KNOWN] == known and s.pool[block, Block.NEXT] == UNLISTED:
+                register(s, block, known)  # else the row of what it has passed is another's by now
+    s.request[request, Request.ROWS] = max(rows, full)
 
 
 @kernel
 def leave_groups(s: State, request: int) -> None:
     """Free all that a request holds, group by group, the last block first."""
+    c, last = s.counter, s.pool.shape[0] - 1
     row, taken = s.request[request, Request.TABLE], s.request[request, Request.TAKEN]
-    s.counter[Counter.HELD] -= s.request[request, Request.HOLDS] - taken * s.kept.shape[0]
+    c[Counter.HELD] -= s.request[request, Request.HOLDS] - taken * s.kept.shape[0]
     for group in range(s.kept.shape[0]):
-        for back in range(taken):
-            block = s.table[row, column(s, group, taken - 1 - back)]
-            if block != NOBODY:
-                give_back(s, block)
-    s.table[row, 0] = s.counter[Counter.SPARE]
-    s.counter[Counter.SPARE] = row
+        begin = passed(s, group, s.request[request, Request.PASSED])
+        rows = min(s.request[request, Request.ROWS], taken)
+        own = max(begin, rows)
+        known = max(s.request[request, Request.FULL] - own, 0)
+        s.pool[last, Block.AHEAD] += known
+        c[Counter.FREE] += known
+        c[Counter.BLANK] += taken - own - known
+        c[Counter.HELD] -= taken - own
+        give_back_rows(s, row, column(s, group, begin), column(s, group, rows))
+    s.table[row, 0] = c[Counter.SPARE]
+    c[Counter.SPARE] = row

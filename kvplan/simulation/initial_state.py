@@ -225,7 +225,7 @@ def new_state(
     fixed = _fixed(requests, replica, setup)
     count = np.zeros(Counter.WIDTH, dtype=np.int64)
     count[Counter.STRIDE] = 1
-    count[[Counter.PARTLY, Counter.SPARE]] = NOBODY
+    count[[Counter.PARTLY, Counter.SPARE, Counter.NOTED]] = NOBODY
     count[[Counter.OLDEST, Counter.NEWEST, Counter.HOST_OLDEST, Counter.HOST_NEWEST]] = NOBODY
     if requests.clients is None:
         count[Counter.RELEASED] = np.count_nonzero(~np.isnan(requests.arrival_s[:rows]))
@@ -271,7 +271,8 @@ def new_state(
         leaf, stream, count[Counter.ROWS] = radix_streams(requests, block, int(fixed[Fixed.CAPACITY]))
         request[:, Request.LEAF], request[:, Request.NODE] = leaf, NOBODY
     elif setup.prefix_cache == Cache.GROUPS:
-        request[:, Request.LEAF], stream = group_streams(requests, block)
+        count[Counter.BLANK] = fixed[Fixed.CAPACITY]
+        request[:, Request.LEAF], request[:, Request.ROWS], stream = group_streams(requests, replica)
     pool, table, kept = _groups(requests, replica, setup, fixed)
     blocks, context = _looked_up(requests, replica, setup, unseen[1])
     return State(
@@ -402,7 +403,7 @@ def _looked_up(
     longest = -(-(most + slots + 2) // _LOOKED_UP_BY) * _LOOKED_UP_BY
     # runs in other threads wait for this one's table: it may take as much memory as they do
     with _looking_up:
-        blocks, context = _lookup(replica, longest)
+        blocks, context = _lookup(replica, longest, setup.prefix_cache == Cache.GROUPS)
     if setup.pools is not None:
         tokens, block = np.arange(context.size), replica.block_tokens
         filled, passed = tokens + block - 1, np.maximum(tokens - setup.pools.window + 1, 0)
@@ -414,7 +415,7 @@ _looking_up = Lock()
 
 
 @lru_cache(1)
-def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
+def _lookup(replica: Replica, longest: int, grouped: bool) -> tuple[IntArray, FloatArray]:
     """Tabulate `State.blocks` and `State.context` up to so many tokens; those of many runs are the same."""
     tokens, nothing = np.arange(longest + 1), np.zeros(longest + 1, dtype=np.int64)
     layout = replica.layout
@@ -425,9 +426,13 @@ def _lookup(replica: Replica, longest: int) -> tuple[IntArray, FloatArray]:
     most = np.full(longest + 1, longest)
     passed = (layout.pool_tokens(nothing, most) - layout.pool_tokens(tokens, most)) // layout.block_tokens
     context = layout.read_tokens(tokens.astype(np.float64))
-    held = filled - np.concatenate([[0], passed[:-1]])
+    before = np.concatenate([[0], passed[:-1]])
     bends = np.abs(np.diff(context, 2, prepend=[0.0, 0.0])) > _BENDS
-    turns = np.where(bends | (np.diff(held, prepend=0) != 0), tokens, _NO_END)
+    changes = bends | (np.diff(filled - before, prepend=0) != 0)
+    if grouped:  # which blocks are held, and which of them are known
+        changes = np.diff(filled + before, prepend=0) != 0
+        changes |= tokens % layout.block_tokens == 0
+    turns = np.where(changes, tokens, _NO_END)
     later = np.append(np.minimum.accumulate(turns[:0:-1])[::-1], _NO_END)
     return np.stack([filled, passed, later], axis=1), context
 
@@ -461,10 +466,16 @@ def block_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray, I
     return leaf, copy, stream
 
 
-def group_streams(requests: Requests, block: int) -> tuple[IntArray, IntArray]:
-    """Return LEAF of each request; and the streams, of which blocks in groups know where they begin."""
-    leaf, parent, begin, _ = _in_blocks(requests, block)
-    return leaf, np.stack([parent, begin], axis=1)
+def group_streams(requests: Requests, replica: Replica) -> tuple[IntArray, IntArray, IntArray]:
+    """Return LEAF and ROWS of each request; and the streams, of which blocks in groups know where they begin.
+
+    All blocks have rows where some of any prompt is found though nothing is known: no group needs the last of it.
+    """
+    leaf, parent, begin, _ = _in_blocks(requests, replica.block_tokens)
+    groups = () if replica.layout is None else replica.layout.groups
+    others = np.bincount(leaf)[leaf] > 1
+    others |= all(group.kind is Attention.CHUNK or group.window == 1 for group in groups)
+    return leaf, np.where(others, _NO_END, begin[leaf]), np.stack([parent, begin], axis=1)
 
 
 def _groups(
@@ -489,9 +500,9 @@ def _groups(
             "prefix cache beside windows has room for in a simulation; give [gpu] max_num_seqs"
         )
     pool = np.full((blocks + 1, Block.WIDTH), NOBODY)
-    pool[:, Block.HOLDERS] = 0
-    at = np.arange(blocks + 1)
-    pool[:, Block.IN_FRONT], pool[:, Block.BEHIND] = np.roll(at, 1), np.roll(at, -1)
+    pool[:, [Block.HOLDERS, Block.AHEAD]] = 0
+    pool[blocks, [Block.IN_FRONT, Block.BEHIND]] = blocks
+    pool[:, Block.NEXT] = np.roll(np.arange(blocks + 1), -1)
     return pool, np.zeros((residents + 1, 1 + len(kept) * places), dtype=np.int64), kept
 
 

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from kvplan.model import FloatArray, IntArray
 
 NOBODY = -1
+ANEW = -2  # a value of `Counter.NOTED`: whoever waits is looked up
+UNLISTED = -2  # a value of `Block.NEXT`
 STANDS_BY = 2  # a value of `Group.RUNS`
 KNEE, CHOSEN, PER_PAIR, ALL_RANKS, D5_ALL_RANKS = 6, 8, 9, 10, 11  # in `State.timing`
 GAPS = 20_800  # bins of `State.histogram` for times between tokens, behind those of KV tokens
@@ -90,11 +92,13 @@ class Counter(Columns):
     LACKING: int  # tick at which memory would have lacked for a request that was not admitted
     ROWLESS: int  # requests that come after those that have a row of their own
     FREE: int  # blocks in the queue of free ones; this and what follows: of a prefix cache
-    BLANK: int  # of these, those that hold nothing known
+    BLANK: int  # of these, those that hold nothing known; of a cache in groups, beside these
     OLDEST: int  # ends of the queue
     NEWEST: int
     ROWS: int  # of a radix tree, those of its nodes that have been used; of groups, those of `State.table`
     SPARE: int  # one that is free again
+    NOTED: int  # of groups: the stream from which those branch off who find FOUND blocks of each; or ANEW
+    FOUND: int
     HOSTED: int  # blocks in the queue of the host tier; this and what follows: of that
     HOST_OLDEST: int  # its ends
     HOST_NEWEST: int
@@ -257,9 +261,11 @@ class Request(Columns):
     ENTERED: int  # whether its prompt is in the tree
     LOADED: int  # of the tokens found at the first admission, those that a host tier had
     LOADS_FROM: int  # blocks that the GPU had when its load began
-    TABLE: int  # its row of `State.table`; this and the next two: with a cache in groups
+    TABLE: int  # its row of `State.table`; this and what follows: with a cache in groups
     TAKEN: int  # places of each group that have got their blocks
-    PASSED: int  # blocks of all groups that it has passed
+    FULL: int  # of these, those whose blocks are known
+    ROWS: int  # of all, those whose blocks have rows of `State.pool`; those beyond are its own, and only counted
+    PASSED: int  # tokens that were computed when it last let blocks pass
 
     SITE = -1  # the last column in a fleet: the replica that a request is at, or is meant for; else NOBODY
 
@@ -299,12 +305,11 @@ class Block(Columns):
     """Of `State.pool`."""
 
     HOLDERS: int  # requests
-    STREAM: int  # this and the next two: what is known of it; NOBODY: nothing
-    PLACE: int
-    GROUP: int
-    IN_FRONT: int  # neighbours in the queue of free blocks
+    KNOWN: int  # the key of what is known of it, a stream and a column of `State.table`; NOBODY: nothing
+    AHEAD: int  # blocks that nobody looks for, in the queue of free ones behind the one in front of this
+    IN_FRONT: int  # neighbours there
     BEHIND: int
-    NEXT: int  # in the list that this one stands in
+    NEXT: int  # in the list that this one stands in, or UNLISTED; of rows to spare the next one
     SINCE: int  # iteration since which it is known
     FIRST: int  # of the list that this row heads
 

@@ -110,4 +110,5 @@ def note_next_turns(s: State, tick: int) -> None:
 @kernel
 def is_turn(s: State, request: int) -> bool:
     """Tell whether what a member of the one group holds changes in this tick."""
-    return bool(not takes_turns(s) or s.request[request, Request.TURN] == s.group[0, Group.TICK])
+    changes = s.request[request, Request.TURN] == s.group[0, Group.TICK]
+    return bool(changes or not (takes_turns(s) or grouped(s)))

@@ -201,6 +201,7 @@ def serve_in_order(s: State) -> bool:
                 return preempted
         if grouped(s):
             take_in_groups(s, request, tokens - 1, tokens)
+            s.request[request, Request.TURN] += s.blocks[tokens, Blocks.TURNS] - tokens
         request = s.request[request, Request.AFTER]
     return preempted
 
@@ -407,8 +408,10 @@ def admit_prompts(s: State, budget: int, most: int) -> None:
             found = hits_in_groups(s, request)
             if state_is_new(s, request, found):
                 return
-            here, idle = found * s.kept.shape[0], idle_in_groups(s, found)
+            here = found * s.kept.shape[0]
         blocks = blocks_of(s, tokens_with_room(s, whole, here, found, budget)) - here + idle
+        if grouped(s) and s.counter[Counter.HELD] + blocks + here > s.fixed[Fixed.CAPACITY] - spared:
+            blocks += idle_in_groups(s, found)  # else it fits though all were idle
         if not fetched and s.counter[Counter.HELD] + blocks > s.fixed[Fixed.CAPACITY] - spared:
             return
         seat(s, request)
