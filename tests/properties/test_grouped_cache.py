@@ -61,13 +61,13 @@ def cases(draw: st.DrawFn, *, talking: bool = False) -> Case:
     )
 
 
-@examples(8)
+@examples(200)
 @given(case=cases())
 def test_every_request_finds_what_tables_of_numbered_blocks_have_for_it(case: Case) -> None:
     same(run("vllm", case), slow_grouped_cache.Grouped, case)
 
 
-@examples(8)
+@examples(60)
 @given(case=cases(talking=True))
 def test_windows_that_hold_every_token_are_found_as_full_attention_is(case: Case) -> None:
     """Of four layers three have a window that no request passes: a token is read four times, and held once."""
