@@ -184,7 +184,7 @@ class Class(Table, title="Class of requests"):
             accuracy=None if self.prediction is None else self.prediction.right,
             taken_for=tuple(((self.prediction and self.prediction.taken_for) or {}).items()),
             priority=self.priority,
-            backlog=self.backlog is not None,
+            deadline_s=self.deadline,
         )
 
 

@@ -1,10 +1,12 @@
 """Classes with promises of their own, and work that has to be done by a deadline."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import shipped
+from every import every
 from strategies import one_class
 
 from kvplan.emit import engine
@@ -100,18 +102,52 @@ def test_clients_send_the_priorities_of_the_profile_to_vllm_and_wider_ones_to_sg
     assert priorities_of(engine("sglang"), model) == {"chat": 0, "batch": 20}
 
 
-def test_runs_of_simulate_begin_with_work_that_has_a_deadline() -> None:
-    """500 requests in 1,000 s beside one a second: of 300 a third, all there at once; evenly where that is asked."""
+def with_backlog(more: str = "") -> Profile:
+    """500 requests in 1,000 s beside one a second."""
     text = TWO.replace("rate = 0.002", "rate = 1.0", 1)
-    text = text.replace("rate = 0.002", 'backlog = 500\ndeadline = "1000 s"')
-    found, asked = profile(text), SimulateOptions(requests=300)
+    return profile(text.replace("rate = 0.002", f'backlog = 500\ndeadline = "1000 s"{more}'))
+
+
+@every(
+    ("options", "late", "others"),
+    [
+        ({"requests": 300}, 100, 200),
+        ({"requests": 2000}, 500, 1500),  # there are no more
+        ({"horizon": 400.0}, 200, None),
+        ({"horizon": 5000.0}, 500, None),
+    ],
+)
+def test_runs_of_simulate_begin_with_work_that_has_a_deadline(
+    options: dict[str, Any], late: int, others: int | None
+) -> None:
+    """With all of it, or with as much as would come meanwhile; evenly where that is asked."""
+    found, asked = with_backlog(), SimulateOptions(**options)
     drawn = generate(found.model, load(asked, model=found.model), 0)
-    late = drawn.class_index == 1
-    assert drawn.arrival_s[late].max() == 0
-    assert (drawn.arrival_s[~late] > 0).all()
-    assert np.count_nonzero(late) == pytest.approx(100, abs=25)
+    mine = drawn.class_index == 1
+    assert np.count_nonzero(mine) == late
+    assert others is None or np.count_nonzero(~mine) == others
+    assert drawn.arrival_s[mine].max() == 0
+    assert (drawn.arrival_s[~mine] > 0).all()
     evenly = generate(found.model, load(replace(asked, arrivals=Arrivals.POISSON), model=found.model), 0)
     assert evenly.arrival_s[evenly.class_index == 1].min() > 0
+
+
+def test_conversations_beside_a_backlog_go_on_as_long_as_the_others() -> None:
+    """A backlog of 100 s beside one request and 0.3 turns a second: 1,400 requests are 1,000 s."""
+    text = AGENTS.replace(
+        "priority = -1 }]",
+        'priority = -1 }, { name = "batch", input = 9, decode = 2, backlog = 100, deadline = "100 s", priority = 0 }]',
+    )
+    found = profile(text)
+    drawn = generate(found.model, load(SimulateOptions(requests=1400), model=found.model), 0)
+    counts = dict(zip((c.name for c in found.model.classes), np.bincount(drawn.class_index), strict=True))
+    assert counts == {"chat": 1000, "batch": 100, "agent": 300}
+
+
+def test_a_backlog_that_asks_again_is_sent_evenly_alone() -> None:
+    found = with_backlog('\nreuse = { tokens = 50, share = 0.5, gap = { law = "fixed", value = "1 s" } }')
+    with pytest.raises(UsageError, match="a backlog with reuse is simulated with --arrivals poisson alone"):
+        generate(found.model, load(SimulateOptions(requests=9), model=found.model), 0)
 
 
 AGENTS = """\
