@@ -21,7 +21,8 @@ _NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 class Slo:
     """An objective: an upper bound, in seconds or a share, of a figure of `KEYS`; `strict`: below it.
 
-    Of one class its key ends in " of " and the name; `which` is the index of the class.
+    Of one class its key ends in " of " and the name; `which` is the index of the class. `deadline`: it is that of work
+    whose answers nobody waits for.
     """
 
     text: str
@@ -29,6 +30,7 @@ class Slo:
     strict: bool
     bound: float
     which: int | None = None
+    deadline: bool = False
 
     @property
     def of_all(self) -> bool:

@@ -23,6 +23,7 @@ from kvplan.simulation.experiments.options import chosen, load
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.policies import engine_settings
 from kvplan.study.objectives import State, decide
+from kvplan.study.trial import Quick, Task, recover_within_s
 from kvplan.study.warm_cache import session_cap
 
 # An iteration takes 10 ms, and 1 ms for each token of a prompt: 0.11 s for a short one alone, 2.01 s for a long one.
@@ -90,6 +91,44 @@ def test_a_backlog_is_a_rate_until_its_deadline() -> None:
     )
     assert [c.rate_rps for c in batch.model.classes] == [0.002, 2.0]
     assert with_rates(batch.tables, 0.5)["classes"][1]["backlog"] == 86_400
+
+
+@every(
+    ("deadline", "own", "bound", "is_deadline"),
+    [
+        ("24 h", "", 86_400.0, True),
+        ("24 h", ", p99 = '1 h'", 3600.0, False),
+        ("1 h", ", p99 = '2 h'", 3600.0, True),
+    ],
+)
+def test_a_deadline_is_an_objective_unless_a_closer_one_is_there(
+    deadline: str, own: str, bound: float, is_deadline: bool
+) -> None:
+    text = TWO.replace(
+        "2000\ndecode = 2\nrate = 0.002", f'2000\ndecode = 2\nbacklog = 9\ndeadline = "{deadline}"'
+    )
+    found = profile(text.replace('e2e_s.p50 = "3 s"', f'e2e_s = {{ p50 = "3 s"{own} }}'))
+    (slo,) = (slo for slo in found.plan.slos if slo.key == "e2e_s.p99 of long")
+    assert (slo.bound, slo.deadline) == (bound, is_deadline)
+    assert len(found.plan.slos) == 5
+
+
+def test_no_number_of_replicas_is_enough_where_an_answer_takes_longer_than_the_deadline() -> None:
+    """A long prompt takes 2.01 s and its answer 10 ms more."""
+
+    def idle(deadline: str) -> Quick:
+        text = (
+            TWO.partition("slo =")[0] + TWO[TWO.index('[[classes]]\nname = "long') :].partition("rate =")[0]
+        )
+        found = profile(f'{text}backlog = 3\ndeadline = "{deadline}"\n')
+        task = Task(found.model, found.plan)
+        assert recover_within_s(found.model, found.plan) is None  # nobody waits for the answers
+        return task.idle(None)
+
+    assert idle("1 min").passes
+    late = idle("2 s")
+    assert not late.passes
+    assert late.worst == "e2e_s.p99 of long"
 
 
 def test_clients_send_the_priorities_of_the_profile_to_vllm_and_wider_ones_to_sglang() -> None:
