@@ -17,11 +17,14 @@ from kvplan.model import Replica, ServingModel, Timing
 from kvplan.options import Arrivals, SimulateOptions
 from kvplan.planning.service import with_rates
 from kvplan.profile.reading import Profile, parse_profile
+from kvplan.report import notes
+from kvplan.report.assembly import Analyses
 from kvplan.report.study_notes import needed
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.options import chosen, load
 from kvplan.simulation.experiments.study import study
 from kvplan.simulation.policies import engine_settings
+from kvplan.study.batch import Behind
 from kvplan.study.objectives import State, decide
 from kvplan.study.trial import Quick, Task, recover_within_s
 from kvplan.study.warm_cache import session_cap
@@ -187,6 +190,58 @@ def test_a_backlog_that_asks_again_is_sent_evenly_alone() -> None:
     found = with_backlog('\nreuse = { tokens = 50, share = 0.5, gap = { law = "fixed", value = "1 s" } }')
     with pytest.raises(UsageError, match="a backlog with reuse is simulated with --arrivals poisson alone"):
         generate(found.model, load(SimulateOptions(requests=9), model=found.model), 0)
+
+
+def tiers() -> Profile:
+    """A second has 1,000 prompt tokens, of which chat takes 200, and half of what is left the batch."""
+    classes = """
+[[classes]]
+name = "chat"
+input = 100
+decode = 1
+rate = 2
+priority = 0
+slo = { ttft_s.p95 = "1 s" }
+
+[[classes]]
+name = "batch"
+input = 400
+decode = 1
+backlog = 100
+deadline = "100 s"
+priority = 1
+"""
+    text = TWO.partition("slo =")[0].replace("10 ms", "1 us")
+    return profile(f'{text}engine = {{ scheduling = "priority" }}\n{classes}')
+
+
+def test_a_report_says_how_much_of_the_last_class_fits_behind_the_others() -> None:
+    found = tiers()
+    said = notes.room(Analyses(found.model, found.plan))
+    assert said == (
+        "2 requests/s of batch fill what goes before them leaves, now 1; --trial: what that does to ttft. "
+        "The backlog takes 50 s at least."
+    )
+    assert notes.room(Analyses(profile().model, profile().plan)) == ""
+
+
+@every(
+    ("now_s", "filled_s", "said"),
+    [
+        (0.2, 0.4, "now 1; with 1.8 ttft p95 of chat goes from 200 ms to 400 ms. The"),
+        (None, 0.4, "now 1; with 1.8 ttft p95 of chat is 400 ms. The"),
+        (0.2, None, "now 1. The"),
+        (None, None, "now 1. The"),
+    ],
+)
+def test_what_the_first_class_feels_is_said_as_far_as_it_is_known(
+    now_s: float | None, filled_s: float | None, said: str
+) -> None:
+    found = tiers()
+    with pytest.MonkeyPatch.context() as patch:
+        seen = Behind("batch", "chat", 1.0, 2.0, 1.8, now_s, filled_s)
+        patch.setattr(notes, "behind", lambda *_, tried: seen)
+        assert said in notes.room(Analyses(found.model, found.plan), tried=True)
 
 
 AGENTS = """\
