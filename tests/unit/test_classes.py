@@ -1,5 +1,6 @@
 """Classes with promises of their own, and work that has to be done by a deadline."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,15 @@ from kvplan.emit.settings import priorities_of
 from kvplan.engine import Engine, Scheduling
 from kvplan.errors import UsageError
 from kvplan.model import Replica, ServingModel, Timing
+from kvplan.model.slo import promises
 from kvplan.options import Arrivals, SimulateOptions
 from kvplan.planning.service import with_rates
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report import notes
 from kvplan.report.assembly import Analyses
 from kvplan.report.study_notes import needed
+from kvplan.show.page import Table
+from kvplan.show.simulation import build
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.options import chosen, load
 from kvplan.simulation.experiments.study import study
@@ -190,6 +194,47 @@ def test_a_backlog_that_asks_again_is_sent_evenly_alone() -> None:
     found = with_backlog('\nreuse = { tokens = 50, share = 0.5, gap = { law = "fixed", value = "1 s" } }')
     with pytest.raises(UsageError, match="a backlog with reuse is simulated with --arrivals poisson alone"):
         generate(found.model, load(SimulateOptions(requests=9), model=found.model), 0)
+
+
+@every(
+    ("deadline", "horizon", "done", "limit", "kept"),
+    [
+        ("100 s", 500.0, "20 done", "1.67 min", "40 s, met"),
+        ("100 s", 50.0, "10 done", "50 s", "20 s, met"),  # half of them have half of the time
+        ("30 s", 500.0, "20 done", "30 s", "40 s, missed"),
+        ("30 s", 35.0, "20 done", "30 s", "–, missed"),
+    ],
+)
+def test_simulate_shows_what_each_class_was_promised(
+    deadline: str, horizon: float, done: str, limit: str, kept: str
+) -> None:
+    """Prompts of a backlog are computed in one iteration, of 2 s for each."""
+    text = TWO.rpartition("rate = 0.002")[0]
+    found = profile(f'{text}backlog = 20\ndeadline = "{deadline}"\n')
+    asked = SimulateOptions(horizon=horizon)
+    run = study(found.model, found.plan, load(asked, model=found.model), chosen(["vllm"], []), [0])
+    table = build(run, "two").blocks[1]
+    assert isinstance(table, Table)
+    assert [row[:2] for row in table.rows] == [
+        ("ttft p90 of short", "200 ms"),
+        (f"{done[:2]} long done", limit),
+    ]
+    assert table.rows[1][2] == kept
+
+
+def test_promises_of_classes_are_shown_where_they_differ_alone() -> None:
+    text = TWO.replace("slo = { ttft_s.p90", "# slo = { ttft_s.p90")
+    found = profile(text)
+    plain = study(found.model, found.plan, Load(requests=20), chosen(["vllm"], []), [0])
+    assert plain.promised == ()
+    two = profile()
+    differ = study(two.model, two.plan, Load(requests=20), chosen(["vllm"], []), [0])
+    assert [slo.figure for slo in differ.promised] == ["ttft_s.p90", "ttft_s.p90", "e2e_s.p50"]
+    tiers = promises({"chat": 0, "batch": 1}, ())
+    assert [(slo.key, slo.bound) for slo in tiers] == [
+        ("ttft_s.p95 of chat", math.inf),
+        ("ttft_s.p95 of batch", math.inf),
+    ]
 
 
 def tiers() -> Profile:
