@@ -67,10 +67,10 @@ class Sources(Mapping[str, Source]):
         return len(self._blocks)
 
 
-def notes(figures: Figures, *, tried: bool = False) -> tuple[str, ...]:
+def notes(figures: Figures, room: str = "", *, tried: bool = False) -> tuple[str, ...]:
     """Say what was assumed, what is not modelled, and what to beware of; `tried`: and what runs say of that."""
     ledger = Ledger(figures, {f"about.{name}": value for name, value in _about(figures)})
-    return (*_of_inputs(figures, tried), *sentences("notes", ledger))
+    return (*_of_inputs(figures, room, tried), *sentences("notes", ledger))
 
 
 def room(figures: Figures, *, tried: bool = False) -> str:
@@ -90,13 +90,13 @@ def room(figures: Figures, *, tried: bool = False) -> str:
     )
 
 
-def _of_inputs(figures: Figures, tried: bool) -> Iterator[str]:
+def _of_inputs(figures: Figures, room: str, tried: bool) -> Iterator[str]:
     model = figures.model
     yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.drains_up_to_rps)
-    if said := room(figures, tried=tried):
-        yield said
+    if room:
+        yield room
     if tried and (capped := session_cap(model, figures.plan)) is not None:
         yield (
             f"From the collapsed state a cap of {capped.settings[0].value:g} conversations in flight (policy "

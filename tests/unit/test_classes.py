@@ -21,8 +21,10 @@ from kvplan.planning.service import with_rates
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.report import notes
 from kvplan.report.assembly import Analyses
+from kvplan.report.ledger import Ledger
 from kvplan.report.study_notes import needed
 from kvplan.show.page import Table
+from kvplan.show.report import first_screen
 from kvplan.show.simulation import build
 from kvplan.simulation.experiments.load import Load, generate
 from kvplan.simulation.experiments.options import chosen, load
@@ -260,13 +262,24 @@ priority = 1
     return profile(f'{text}engine = {{ scheduling = "priority" }}\n{classes}')
 
 
-def test_a_report_says_how_much_of_the_last_class_fits_behind_the_others() -> None:
+def test_the_first_screen_of_a_report_has_what_each_class_was_promised() -> None:
     found = tiers()
     said = notes.room(Analyses(found.model, found.plan))
     assert said == (
         "2 requests/s of batch fill what goes before them leaves, now 1; --trial: what that does to ttft. "
         "The backlog takes 50 s at least."
     )
+    times = {"ttft_s": {"p95": 0.25}, "e2e_s": {"p99": 150.0}}
+    promised = promises({"chat": 0, "batch": 1}, found.plan.slos)
+    known = {"promised": promised, "room": said, "latency": {"classes": [times, times]}}
+    rows = [*first_screen(Ledger(known))]
+    assert rows[rows.index(("By class", "", "")) + 1 :][:3] == [
+        ("ttft p95 of chat", "250 ms, limit 1 s: met", "simulated"),
+        ("e2e p99 of batch", "2.5 min, limit 1.67 min: missed", "simulated"),
+        ("Room", said, "computed"),
+    ]
+    grows = [*first_screen(Ledger({**known, "latency": {"classes": []}}))]
+    assert ("ttft p95 of chat", "–, limit 1 s: not known", "simulated") in grows
     assert notes.room(Analyses(profile().model, profile().plan)) == ""
 
 
