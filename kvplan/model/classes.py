@@ -46,7 +46,9 @@ class RequestClass:
     input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are
     priority: int = 0  # where the engine schedules by it: lower goes first
-    backlog: bool = False  # work with a deadline, which is there at the start of a run that asks for it
+    deadline_s: float | None = (
+        None  # when what comes until then has to be done; runs may begin with all of it
+    )
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:

@@ -1,7 +1,8 @@
 """Service level objectives: upper bounds of latencies and of recomputed work, as people write them."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError, did_you_mean
@@ -21,7 +22,8 @@ _NUMBER = re.compile(r"\d{1,30}(?:\.\d{1,30})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 class Slo:
     """An objective: an upper bound, in seconds or a share, of a figure of `KEYS`; `strict`: below it.
 
-    Of one class its key ends in " of " and the name; `which` is the index of the class.
+    Of one class its key ends in " of " and the name; `which` is the index of the class. `deadline`: it is that of work
+    whose answers nobody waits for.
     """
 
     text: str
@@ -29,6 +31,7 @@ class Slo:
     strict: bool
     bound: float
     which: int | None = None
+    deadline: bool = False
 
     @property
     def of_all(self) -> bool:
@@ -44,9 +47,24 @@ class Slo:
         """Tell whether a value is within the bound."""
         return value < self.bound if self.strict else value <= self.bound
 
+    def judged(self, value: float | None) -> str:
+        """Say whether a value is within the bound; nothing where there is none."""
+        known = value is not None and self.bound < math.inf
+        return "" if not known else "met" if self.holds(value or 0.0) else "missed"
+
     def written(self, value: float | None) -> str:
-        """Write a value of this figure for people."""
+        """Write a value of this figure for people; without end there is none."""
+        value = None if value == math.inf else value
         return format_seconds(value) if "_s." in self.key else format_percent(value)
+
+
+def promises(priorities: Mapping[str, int], slos: Iterable[Slo]) -> tuple[Slo, ...]:
+    """List what classes are promised, where that differs: without an objective TTFT p95, however long."""
+    own = [slo for slo in slos if not slo.of_all]
+    for i, name in enumerate(priorities if own or len({*priorities.values()}) > 1 else ()):
+        if all(slo.which != i for slo in own):
+            own.append(Slo("", f"ttft_s.p95 of {name}", False, math.inf, i))
+    return tuple(sorted(own, key=lambda slo: slo.which or 0))
 
 
 def parse_slo(text: str) -> Slo:

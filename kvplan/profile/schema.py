@@ -135,9 +135,11 @@ def _layers(document: "Document") -> Iterator[Problem]:
 
 def _priorities(document: "Document") -> Iterator[Problem]:
     by_priority = document.engine is not None and document.engine.scheduling is Scheduling.PRIORITY
-    for i, c in enumerate(document.classes):
-        if c.has("priority") and not by_priority:
-            yield Problem(("classes", i, "priority"), 'not allowed without [engine] scheduling = "priority"')
+    given = [] if by_priority else [i for i, c in enumerate(document.classes) if c.has("priority")]
+    if given:
+        others = f"; nor is that of {len(given) - 1:,} more" if len(given) > 1 else ""
+        why = f'not allowed without [engine] scheduling = "priority"{others}'
+        yield Problem(("classes", given[0], "priority"), why)
 
 
 _PRIORITIES: JsonDict = {
@@ -155,7 +157,7 @@ _OF_SEVERAL_RANKS = (
 def _all_ranks(document: "Document") -> Iterator[Problem]:
     for table, key in _OF_SEVERAL_RANKS:
         given, engine = getattr(document, table), document.engine
-        alone = key == "prefill_interval" and engine is not None and engine.name is EngineName.SGLANG
+        alone = key == "prefill_interval" and engine is not None and engine.name is not EngineName.VLLM
         if given is not None and given.has(key) and document.gpu.data_parallel == 1 and not alone:
             yield Problem((table, key), "not allowed without [gpu] data_parallel above 1")
 

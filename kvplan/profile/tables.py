@@ -184,7 +184,7 @@ class Class(Table, title="Class of requests"):
             accuracy=None if self.prediction is None else self.prediction.right,
             taken_for=tuple(((self.prediction and self.prediction.taken_for) or {}).items()),
             priority=self.priority,
-            backlog=self.backlog is not None,
+            deadline_s=self.deadline,
         )
 
 
@@ -522,9 +522,11 @@ class Model(Table, title="Model"):
 
 
 def _versions(engine: "Engine") -> Iterator[Problem]:
-    if engine.prefill_interval > 1 and not has_intervals(engine.engine):
+    intervals = engine.name is EngineName.TRTLLM or has_intervals(engine.engine)  # no version of it has any
+    if engine.prefill_interval > 1 and not intervals:
         yield Problem(("prefill_interval",), f"{engine.name} {engine.version} has none; later versions do")
-    if engine.scheduling is Scheduling.PRIORITY and not has_priorities(engine.engine):
+    ordered = engine.name is not EngineName.VLLM or has_priorities(engine.engine)
+    if engine.scheduling is Scheduling.PRIORITY and not ordered:
         yield Problem(("scheduling",), f"vllm {engine.version} goes by no priority; 0.9.2 and later do")
 
 

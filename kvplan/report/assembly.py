@@ -18,12 +18,13 @@ from kvplan.analysis.stability import Stability
 from kvplan.analysis.wait import Wait
 from kvplan.analysis.worst_cycle import CycleKind, WorstCycle
 from kvplan.model import Plan, ServingModel
+from kvplan.model.slo import Slo, promises
 from kvplan.report.blocks import CacheBlock, Context, Cost, FleetBlock, LayoutBlock
 from kvplan.report.figures import Figures
 from kvplan.report.inputs import Inputs, caveat, headroom_range
 from kvplan.report.keys import WORDS
 from kvplan.report.ledger import Ledger, plain
-from kvplan.report.notes import Source, Sources, notes
+from kvplan.report.notes import Source, Sources, notes, room
 from kvplan.report.verdict import actions, headroom_ends, summary
 from kvplan.report.wording import interval
 from kvplan.report.words import Basis, Status
@@ -94,6 +95,8 @@ class Report(NamedTuple):
     notes: tuple[str, ...]
     actions: tuple[str, ...]
     caveat: str
+    room: str
+    promised: tuple[Slo, ...]
 
 
 def analyze(
@@ -144,7 +147,17 @@ class Analyses(Figures):
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """Assumptions, and what is not modelled."""
-        return notes(self)
+        return notes(self, self.room)
+
+    @cached_property
+    def room(self) -> str:
+        """How much of the last class fits behind the others."""
+        return room(self)
+
+    @cached_property
+    def promised(self) -> tuple[Slo, ...]:
+        """What classes are promised, where that differs."""
+        return promises({c.name: c.priority for c in self.model.classes}, self.plan.slos)
 
     @cached_property
     def actions(self) -> tuple[str, ...]:
@@ -161,7 +174,8 @@ def report_of(analyses: Analyses, *, trial: bool = False) -> Report:
     """Collect all blocks of a model's analyses; `trial`: with runs of a warm prefix cache and beside it among them."""
     own: dict[str, Any] = {"sources": dict(analyses.sources)}
     if trial:
-        own |= {"prefix_cache": analyses.tried_prefix_cache, "notes": notes(analyses, tried=True)}
+        own |= {"prefix_cache": analyses.tried_prefix_cache, "room": (said := room(analyses, tried=True))}
+        own["notes"] = notes(analyses, said, tried=True)
     return Report(**{name: own[name] if name in own else getattr(analyses, name) for name in Report._fields})
 
 

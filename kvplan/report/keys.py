@@ -355,7 +355,7 @@ RECORDS: Mapping[str, Record] = {record.key: record for block in BLOCKS.values()
 CONTRACT: Mapping[str, Record] = {key: record for key, record in RECORDS.items() if not record.beside}
 BESIDE_CONTRACT = frozenset(
     [
-        *("levers", "actions", "caveat"),
+        *("levers", "actions", "caveat", "room", "promised"),
         *(key for block in BLOCKS.values() for key in block.beside),
         *(key for key, record in RECORDS.items() if record.beside),
     ]

@@ -67,26 +67,36 @@ class Sources(Mapping[str, Source]):
         return len(self._blocks)
 
 
-def notes(figures: Figures, *, tried: bool = False) -> tuple[str, ...]:
+def notes(figures: Figures, room: str = "", *, tried: bool = False) -> tuple[str, ...]:
     """Say what was assumed, what is not modelled, and what to beware of; `tried`: and what runs say of that."""
     ledger = Ledger(figures, {f"about.{name}": value for name, value in _about(figures)})
-    return (*_of_inputs(figures, tried), *sentences("notes", ledger))
+    return (*_of_inputs(figures, room, tried), *sentences("notes", ledger))
 
 
-def _of_inputs(figures: Figures, tried: bool) -> Iterator[str]:
+def room(figures: Figures, *, tried: bool = False) -> str:
+    """Say how much of the last class fits behind the others; `tried`: and what the first feels of it, by runs."""
+    if (batch := behind(figures.model, figures.plan, tried=tried)) is None:
+        return ""
+    now, most, filled = map(format_number, (batch.now_rps, batch.most_rps, batch.filled_rps))
+    was, ttft = map(format_seconds, (batch.ttft_now_s, batch.ttft_filled_s))
+    felt = "" if tried else "; --trial: what that does to ttft"
+    if batch.ttft_filled_s is not None:
+        goes = "is" if batch.ttft_now_s is None else f"goes from {was} to"
+        felt = f"; with {filled} ttft p95 of {batch.first} {goes} {ttft}"
+    due_s = next(c.deadline_s for c in figures.model.classes if c.name == batch.last)
+    least = due_s and f" The backlog takes {format_seconds(due_s * batch.now_rps / batch.most_rps)} at least."
+    return (
+        f"{most} requests/s of {batch.last} fill what goes before them leaves, now {now}{felt}.{least or ''}"
+    )
+
+
+def _of_inputs(figures: Figures, room: str, tried: bool) -> Iterator[str]:
     model = figures.model
     yield from origins_note(model.provenance)
     yield from extrapolations(model.measured, tuple(states(model)))
     yield from band_notes(model, figures.load, figures.drains_up_to_rps)
-    if (batch := behind(model, figures.plan, tried=tried)) is not None:
-        now, most, filled = map(format_number, (batch.now_rps, batch.most_rps, batch.filled_rps))
-        ttft = " to ".join(map(format_seconds, (batch.ttft_now_s, batch.ttft_filled_s)))
-        felt = (
-            f"with {filled} ttft p95 of {batch.first} goes from {ttft}"
-            if tried
-            else "--trial: what that does to ttft"
-        )
-        yield f"{most} requests/s of {batch.last} fill what goes before them leaves, now {now}; {felt}."
+    if room:
+        yield room
     if tried and (capped := session_cap(model, figures.plan)) is not None:
         yield (
             f"From the collapsed state a cap of {capped.settings[0].value:g} conversations in flight (policy "

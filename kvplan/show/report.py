@@ -3,6 +3,7 @@
 What stands where, and the sentences between, is in `kvplan/report/keys.toml`; every figure carries its basis.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from kvplan.report.assembly import Report, ledger_of, to_document
 from kvplan.report.keys import BLOCKS, RECORDS, SCREENS, Kind
 from kvplan.report.ledger import Ledger
 from kvplan.report.wording import first_key, sentence
-from kvplan.report.words import PAPERS
+from kvplan.report.words import PAPERS, Basis
 from kvplan.show.chart import Chart
 from kvplan.show.page import (
     MAX_ROWS,
@@ -99,6 +100,7 @@ def first_screen(ledger: Ledger, block: str = "") -> Iterator[_Row]:
     for label, texts in SCREENS["rows"].items():
         if not texts:  # a heading
             if not block:
+                yield from _by_class(ledger)
                 yield label, "", ""
             continue
         if not first_key(texts).startswith(block):
@@ -108,6 +110,18 @@ def first_screen(ledger: Ledger, block: str = "") -> Iterator[_Row]:
             if (said := sentence(text, ledger)) is not None:
                 yield _row(label, said, ledger.basis(first_key([text, *every])))
                 break
+
+
+def _by_class(ledger: Ledger) -> Iterator[_Row]:
+    """Yield what classes were promised, with what runs at the offered rate say, and the room for the last."""
+    yield from [("By class", "", "")] if ledger.value("promised") else ()
+    for slo in ledger.value("promised") or ():
+        value = ledger.value(f"latency.classes[{slo.which}].{slo.figure}")
+        limit = f", limit {slo.written(slo.bound)}" if slo.bound < math.inf else ""
+        kept = f": {slo.judged(value) or 'not known'}" if limit else ""
+        yield slo.key.replace("_s.", " "), f"{slo.written(value)}{limit}{kept}", str(Basis.SIMULATED)
+    if room := ledger.value("room"):
+        yield "Room", room, str(Basis.COMPUTED)
 
 
 def _section(ledger: Ledger, key: str) -> Section:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -113,6 +114,7 @@ def build(
         blocks += _grid(study, search, None if full else _MOST_VARIANTS)
         study = grid.leading(study, search.figure)
     if search is None or full:
+        blocks += [_promises(study)] if study.promised else []
         blocks += _figures(study) if full else _first(study)
     remarks = notes(study) if full else needed(study)[:_MOST_NOTES]
     of_bounds = (*map(_bound, bounds), *(_loosened(study) if bounds else ()))
@@ -288,6 +290,24 @@ def _figures(study: Study) -> Iterator[page.Block]:
     if len(study.results[0].classes) > 1:
         yield page.Paragraph("Mean time to first token and end to end, by class:")
         yield _classes(study)
+
+
+def _promises(study: Study) -> page.Table:
+    """Show what each class was promised, and how it was kept: of a backlog when all of it was done."""
+    rows = []
+    for slo in study.promised:
+        which, label = slo.which or 0, slo.key.replace("_s.", " ")
+        values = [result.classes[which].figures[slo.figure] for result in study.results]
+        ends_s = [[run.finish_s[asked.class_index == which] for asked, run in runs] for runs in study.runs]
+        if slo.deadline and study.load.at_start and (size := ends_s[0][0].size):
+            slo = replace(slo, bound=size / study.rates_rps[which])  # of a part of it
+            label = f"{size:,} {study.results[0].classes[which].name} done"
+            done_s = (float(np.mean([each.max() for each in mine])) for mine in ends_s)  # NaN: not all of it
+            values = [math.inf if math.isnan(end_s) else end_s for end_s in done_s]
+        cells = (", ".join(filter(None, (slo.written(value), slo.judged(value)))) for value in values)
+        rows.append((label, slo.written(slo.bound), *cells))
+    columns = ("Limit", *(result.policy for result in study.results))
+    return page.table((page.words("By class"), *map(page.number, columns)), rows)
 
 
 def _side_by_side(study: Study) -> page.Table:

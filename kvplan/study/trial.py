@@ -393,7 +393,8 @@ def recovers(model: ServingModel, plan: Plan, *, briefly: bool = False) -> Recov
 def recover_within_s(model: ServingModel, plan: Plan) -> float | None:
     """Return the seconds within which a replica has to recover; None where nobody asks."""
     if plan.recover_s is None:
-        return recover_s(model) if plan.slos or model.finds_prefixes else None
+        waits = model.finds_prefixes or any(not slo.deadline for slo in plan.slos)
+        return recover_s(model) if waits else None
     return None if math.isinf(plan.recover_s) else plan.recover_s
 
 

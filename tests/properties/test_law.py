@@ -267,7 +267,7 @@ OTHER: dict[str, dict[str, Any]] = {
         "input_law": Lengths.uniform(300, 900),
         "decode_law": Lengths.uniform(10, 120),
         "priority": 1,
-        "backlog": True,
+        "deadline_s": 60.0,
     },
     "plan": {
         "delta": 0.2,
@@ -301,7 +301,8 @@ UNMOVED = {
     ("class", "name", "simulate"): "a name",
     **{("class", "priority", what): "first come first served, unless told otherwise" for what in EVERYWHERE},
     **{
-        ("class", "backlog", what): "its client sends it evenly, unless told otherwise" for what in EVERYWHERE
+        ("class", "deadline_s", what): "its client sends it evenly, unless told otherwise"
+        for what in EVERYWHERE
     },
     ("class", "name", "explain"): "names are taken from the report",
     ("class", "longest", "simulate"): "requests are as long as their prompts say",

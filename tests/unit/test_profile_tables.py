@@ -317,6 +317,38 @@ def test_a_size_goes_with_windows_and_chunks_alone() -> None:
         assert refusal(layered(kind)) == f"x.toml:{says}"
 
 
+@every(
+    ("more", "of_class", "says"),
+    [
+        (
+            '[engine]\nname = "trtllm"\nversion = "1.0"\nprefill_interval = 4\n',
+            CLASS,
+            'engine.prefill_interval: not allowed beside name = "trtllm"',
+        ),
+        (
+            '[engine]\nname = "sglang"\nversion = "0.5"\nscheduling = "priority"\n',
+            CLASS,
+            'engine.scheduling: not allowed beside name = "sglang"',
+        ),
+        (
+            '[engine]\nname = "sglang"\nversion = "0.5"\nprefill_interval = 4\n',
+            CLASS,
+            "engine.prefill_interval: sglang 0.5 has none; later versions do",
+        ),
+        (
+            "",
+            "".join(CLASS.replace("chat", name) + "priority = 1\n" for name in "abc"),
+            'classes[0].priority: not allowed without [engine] scheduling = "priority"; nor is that of 2 more',
+        ),
+    ],
+)
+def test_one_mistake_is_said_in_one_line(more: str, of_class: str, says: str) -> None:
+    with pytest.raises(ProfileError) as refused:
+        profile(MEMORY, more, of_class)
+    assert str(refused.value).endswith(f": {says}")
+    assert refused.value.others == ()
+
+
 def test_first_come_first_served_stands_beside_what_priority_does_not() -> None:
     """It is what an engine does anyway."""
     more = '[engine]\nscheduling = "fcfs"\n' + DRAFTS

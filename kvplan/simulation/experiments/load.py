@@ -9,15 +9,17 @@ import numpy as np
 from kvplan.analysis.cached_equilibrium import users_of
 from kvplan.analysis.equilibrium import saturation
 from kvplan.errors import UsageError
-from kvplan.model import ServingModel
+from kvplan.model import FloatArray, ServingModel
 from kvplan.options import Arrivals
 from kvplan.simulation.requests import (
     Requests,
     burst,
-    chosen,
     closed,
+    end_to_end,
     interleaved,
+    lengths,
     poisson,
+    prompt_lengths,
     renewal,
     requests_of,
     saturated,
@@ -143,6 +145,8 @@ def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Req
     alone = rest = None
     if load.requests is not None:
         alone = round(load.requests * apart.total_rate_rps / model.total_rate_rps)
+        if load.at_start:
+            alone = round(float(_by_class(model, load)[at_rates].sum()))
         rest = load.requests - alone
     parts = (
         (at_rates, _of_classes(apart, load._replace(requests=alone), rng)),
@@ -166,16 +170,45 @@ def _of_classes(model: ServingModel, load: Load, rng: np.random.Generator) -> Re
     """Draw open arrivals, with what they share and ask for again."""
     asks = any(c.reuse is not None for c in model.classes)
     size, horizon = load.requests, load.horizon_s
-    drawn = _open(heads(model) if asks else model, load, rng)
-    if load.at_start:
-        there = np.array([c.backlog for c in model.classes])[drawn.class_index]
-        arrival = np.where(there, 0.0, drawn.arrival_s)
-        drawn = chosen(replace(drawn, arrival_s=arrival), np.argsort(arrival, kind="stable"))
+    if load.at_start and any(c.deadline_s is not None and c.reuse is not None for c in model.classes):
+        raise UsageError(
+            "a backlog with reuse is simulated with --arrivals poisson alone, which sends it evenly"
+        )
+    first = heads(model) if asks else model
+    drawn = _behind_backlogs(first, load, rng) if load.at_start else _open(first, load, rng)
     if asks:
         return with_reuse(drawn, model, rng, requests=size, horizon_s=horizon)
     if any(c.shared for c in model.classes):
         return with_shared_prompts(drawn, [c.shared for c in model.classes], rng)
     return drawn
+
+
+def _behind_backlogs(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
+    """Draw open arrivals, and beside them what is there at the start of a run: its work with a deadline."""
+    waits = np.array([c.deadline_s is not None for c in model.classes])
+    counts = np.where(waits, np.rint(_by_class(model, load)), 0).astype(np.int64)
+    kind = rng.permutation(np.repeat(np.arange(waits.size), counts))
+    decode = lengths(model, kind, rng)
+    there = Requests(np.zeros(kind.size), prompt_lengths(model, kind, rng, decode), decode, kind)
+    if waits.all():
+        return there
+    others = tuple(c for c in model.classes if c.deadline_s is None)
+    left = None if load.requests is None else max(load.requests - kind.size, 0)
+    rest = _open(replace(model, classes=others), load._replace(requests=left), rng)
+    rest = replace(rest, class_index=np.flatnonzero(~waits)[rest.class_index])
+    return Requests(*end_to_end([there, rest]))
+
+
+def _by_class(model: ServingModel, load: Load) -> FloatArray:
+    """Expect so many of each class until a run ends; of work with a deadline there is no more than comes until then."""
+    rate, due_s = np.array([(c.rate_rps, c.deadline_s or math.inf) for c in model.classes]).T
+    end_s = math.inf if load.horizon_s is None else load.horizon_s
+    if load.requests is not None:
+        ends_s = [0.0, *np.unique(due_s[due_s < math.inf])]
+        ends_s.append(ends_s[-1] + load.requests / max(rate[due_s == math.inf].sum(), 1e-9))
+        come = [rate @ np.minimum(due_s, until_s) for until_s in ends_s]
+        end_s = min(end_s, float(np.interp(load.requests, come, ends_s)))
+    return np.asarray(rate * np.minimum(due_s, end_s))
 
 
 def _open(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:

@@ -83,7 +83,7 @@ def load(
         concurrency=asked.concurrency or DEFAULT_CLIENTS,
         burst=asked.burst or DEFAULT_BURST,
         burst_sessions=None if asked.burst_sessions is None else _burst_sessions(asked.burst_sessions),
-        at_start=kind is None and model is not None and any(c.backlog for c in model.classes),
+        at_start=kind is None and model is not None and any(c.deadline_s for c in model.classes),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from kvplan.errors import UsageError
 from kvplan.model import MeasuredRange, Plan, ServingModel
 from kvplan.model.fleet import Fleet
-from kvplan.model.slo import of_requests
+from kvplan.model.slo import Slo, of_requests, promises
 from kvplan.simulation.experiments.load import Load
 from kvplan.simulation.experiments.runner import Announce, Job, Progress, at_once, run_rows, scenarios
 from kvplan.simulation.metrics import Figures, PolicyResult, policy_result
@@ -39,6 +39,8 @@ class Study(NamedTuple):
     finds_prefixes: bool = False  # whether requests have prefixes in common, and the replica caches them
     by_priority: bool = False  # whether the profile's engine goes by the priorities of classes
     objectives: Mapping[str, float] = {}  # of a request's own times, seconds: who keeps them is goodput
+    promised: tuple[Slo, ...] = ()  # to classes, where that differs
+    rates_rps: tuple[float, ...] = ()  # of classes
     fleet: Fleet | None = None  # that the requests are shared among
     by_chance: bool = True  # whether other requests could have come; if not, no figure has an interval
     settings: Mapping[
@@ -158,6 +160,10 @@ def study(
         finds_prefixes=model.finds_prefixes,
         by_priority=model.by_priority,
         objectives=objectives,
+        promised=promises({c.name: c.priority for c in model.classes}, plan.slos)
+        if details and load.trace is None
+        else (),
+        rates_rps=tuple(c.rate_rps for c in model.classes),
         fleet=model.fleet,
         by_chance=by_chance,
         settings=policies,
