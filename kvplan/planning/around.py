@@ -152,8 +152,10 @@ def objectives(
         low, high = (None, None) if varies else latency.ci95.get(key, (None, None))
         if value is None and size.judged.expected is not None and key in size.judged.expected.figures:
             value, (low, high) = (of := size.judged.expected.figures[key]).value, of.interval
-        if low is None and not varies and key in own:  # of a class
+        if low is None and not varies and key in own:  # of a class, by shorter runs
             low, high = own[key].low, own[key].high
+            if value is not None and not (low or 0.0) <= value <= (high or math.inf):  # which contradict it
+                low = high = None
         state = states.get(key, State.HOLDS)
         if varies and key in limits and (value is None or value > limits[key]):
             state = State.MISSES
