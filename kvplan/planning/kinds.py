@@ -102,7 +102,7 @@ class Kind:
 
     @property
     def not_cached(self) -> str | None:
-        """Say beside what no prefix cache is modelled, so that a plan has it off; None: one is."""
+        """Reason why no prefix cache is modelled, so that a plan has it off; None: it is."""
         if not self.memory.is_mixed:
             return None
         return (
@@ -112,7 +112,7 @@ class Kind:
         )
 
     def tables(self) -> dict[str, Any]:
-        """The tables [model], [gpu], [timing] and [provenance] of a profile."""
+        """Make tables [model], [gpu], [timing], [provenance] of a profile."""
         limits = {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.batched_tokens}
         memory = estimate_part(self.memory, self.shape, self.gpu, None, limits=limits)
         times = roofline_part(self.speed, self.shape, self.gpu, self.parallelism, self.engine)
