@@ -230,9 +230,7 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
     """Load the profiles named; none if it is a model."""
     shipped = shipped_profiles()
     models = [
-        name
-        for name in services
-        if isinstance(name, str) and not name.endswith(".toml") and name not in shipped
+        one for one in services if isinstance(one, str) and not one.endswith(".toml") and one not in shipped
     ]
     if models and len(models) < len(services):
         raise UsageError(

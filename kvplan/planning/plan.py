@@ -52,43 +52,41 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
         candidates.append(candidate)
     named = all(isinstance(option, Profile) for option in request.options)
     possible = [c for c in candidates if c.bound <= MOST_REPLICAS]
-    outcome = race(possible, tell, full=named, engine=engine)
-    if candidates and _is_too_much(outcome, len(candidates)):
+    raced = race(possible, tell, full=named, engine=engine)
+    if candidates and _is_too_much(raced, len(candidates)):
         least = min(candidates, key=lambda c: c.bound)
         raise UsageError(
             f"the demand takes {max(least.bound, MOST_REPLICAS + 1):,} replicas or more, of {least.name}, and a plan "
             f"has at most {MOST_REPLICAS:,}; is the rate as meant? If it is, plan a part of it"
         )
-    if outcome.winner is None and (unknown := [each for each in refused if each.unknown]):
+    if raced.winner is None and (unknown := [each for each in refused if each.unknown]):
         raise UsageError(f"{unknown[0].name}: this demand is {unknown[0].why}")
-    refused += [
-        Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in outcome.refused
-    ]
+    refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in raced.refused]
     # in the words of the winner: the context of another kind may cut what it serves whole
-    worded = [profiles[outcome.winner]] if outcome.winner else [*profiles.values()]
+    worded = [profiles[raced.winner]] if raced.winner else [*profiles.values()]
     demand = _in_words(worded[0]) if worded else ""
     try:
-        at_intervals = None if "prefill_interval" in request.settings else spaced(outcome, tell)
+        at_intervals = None if "prefill_interval" in request.settings else spaced(raced, tell)
         if at_intervals is not None:
             pace: dict[KeyPath, object] = {("engine", "prefill_interval"): at_intervals.interval}
             profiles[at_intervals.kind] = profiles.pop(at_intervals.without).changed(pace)
-            outcome = at_intervals.of(outcome)
-        return _around(outcome, profiles, refused, demand, request, tell)._replace(spaced=at_intervals)
+            raced = at_intervals.of(raced)
+        return _around(raced, profiles, refused, demand, request, tell)._replace(spaced=at_intervals)
     except KeyboardInterrupt:
-        if outcome.winner is None:
+        if raced.winner is None:
             raise
-        return _interrupted(outcome, profiles, refused, demand, request)
+        return _interrupted(raced, profiles, refused, demand, request)
 
 
-def _is_too_much(outcome: Race, candidates: int) -> bool:
+def _is_too_much(raced: Race, candidates: int) -> bool:
     """Tell whether more replicas are needed than a plan may have."""
-    if outcome.found is not None:
-        return outcome.found.setting.replicas > MOST_REPLICAS
-    return outcome.winner is None and len(outcome.refused) < candidates
+    if raced.found is not None:
+        return raced.found.setting.replicas > MOST_REPLICAS
+    return raced.winner is None and len(raced.refused) < candidates
 
 
 def _around(
-    outcome: Race,
+    raced: Race,
     profiles: Mapping[Candidate, Profile],
     refused: Sequence[Refused],
     demand: str,
@@ -96,20 +94,20 @@ def _around(
     tell: Callable[[str], None],
 ) -> Plan:
     """Look around the winner: sizes, costs, alternatives; or for ways out of an impossible demand."""
-    if outcome.winner is None:
+    if raced.winner is None:
         tell("what would make it possible")
         return Plan(
-            Status.IMPOSSIBLE, demand, request, outcome, tuple(refused), ways=_ways(outcome.refused, request)
+            Status.IMPOSSIBLE, demand, request, raced, tuple(refused), ways=_ways(raced.refused, request)
         )
-    winner, size = outcome.winner, outcome.found
+    winner, size = raced.winner, raced.found
     if size is None:
-        return _interrupted(outcome, profiles, refused, demand, request)
+        return _interrupted(raced, profiles, refused, demand, request)
     tell("around the plan")
     service = service_profile(profiles[winner], winner, size.setting, request)
     analyses = Analyses(service.model, service.plan)
     latency, verdict = analyses.latency, analyses.verdict
     profile, setting = profiles[winner], size.setting
-    band, spread = around.band(outcome, winner, setting), around.spread(profile, winner, setting, request)
+    band, spread = around.band(raced, winner, setting), around.spread(profile, winner, setting, request)
     short = around.by_short_runs(winner, setting)
     spare = headroom(Size(winner.task, *setting), lambda: size.judged)
     varies = around.varies(service.model, latency)
@@ -125,7 +123,7 @@ def _around(
         Status.PLANNED,
         demand,
         request,
-        outcome,
+        raced,
         tuple(refused),
         profile=service,
         objectives=tuple(
@@ -143,7 +141,7 @@ def _around(
         band=band,
         by_short_runs=short,
         spread=tuple(spread),
-        alternatives=tuple(around.alternatives(outcome, winner)),
+        alternatives=tuple(around.alternatives(raced, winner)),
         versus=tuple(around.versus(request.kind, winner, profiles)),
         routers=tuple(around.routers(winner, setting)),
         first_come=around.first_come(winner, setting),
@@ -163,15 +161,15 @@ def _around(
 
 
 def _interrupted(
-    outcome: Race,
+    raced: Race,
     profiles: Mapping[Candidate, Profile],
     refused: Sequence[Refused],
     demand: str,
     request: Request,
 ) -> Plan:
-    assert outcome.winner is not None
-    mean_rps, worst = around.demand_over_time(profiles[outcome.winner].model)
-    return Plan(Status.INTERRUPTED, demand, request, outcome, tuple(refused), mean_rps=mean_rps, worst=worst)
+    assert raced.winner is not None
+    mean_rps, worst = around.demand_over_time(profiles[raced.winner].model)
+    return Plan(Status.INTERRUPTED, demand, request, raced, tuple(refused), mean_rps=mean_rps, worst=worst)
 
 
 def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Candidate:

@@ -273,7 +273,7 @@ def race(
     waiting = every
     sizes: dict[Candidate, Setting] = {}
     refused: list[Candidate] = []
-    winner, confirmed, bands, total = None, None, dict[Candidate, Band | None](), len(every)
+    winner, best, bands, total = None, None, dict[Candidate, Band | None](), len(every)
     try:
         while waiting:
             wave, waiting = waiting[: engine.ahead], waiting[engine.ahead :]
@@ -291,15 +291,13 @@ def race(
                     refused.append(candidate)
         if not full:
             sizes = {c: s for c, s in sizes.items() if s.replicas <= (_ceiling(c, sizes) or math.inf)}
-        winner, confirmed, bands = _confirmed(sizes, tell)
+        winner, best, bands = _confirmed(sizes, tell)
     except KeyboardInterrupt:
         if not sizes:
             raise
         winner = min(sizes, key=lambda c: c.cost(sizes[c]))
     simulations = sum(len(c.idle) + len(c.short) + len(c.long) for c in every)
-    return Race(
-        winner, confirmed, sizes, tuple(refused), total - len(sizes) - len(refused), bands, simulations
-    )
+    return Race(winner, best, sizes, tuple(refused), total - len(sizes) - len(refused), bands, simulations)
 
 
 def _ceiling(candidate: Candidate, sizes: Mapping[Candidate, Setting]) -> int | None:

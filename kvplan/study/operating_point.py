@@ -312,12 +312,12 @@ def _seen_from(model: ServingModel, seed: int) -> ServingModel:
     return replace(model, schedule=model.schedule.later(place * part))
 
 
-def counted_work_s(replica: ServingModel, rate_rps: float, seconds: float) -> float:
+def counted_work_s(model: ServingModel, rate_rps: float, seconds: float) -> float:
     """Estimate the counted work of a run: iterations are those of full replicas, or of requests alone."""
     requests = rate_rps * seconds
-    replicas = rate_rps / replica.total_rate_rps
+    replicas = rate_rps / model.total_rate_rps
     iterations = min(
-        replicas * seconds / typical_iteration_s(replica), requests * per_request(replica).iterations
+        replicas * seconds / typical_iteration_s(model), requests * per_request(model).iterations
     )
     return _REQUEST_S * requests + _ITERATION_S * iterations
 
@@ -424,8 +424,7 @@ def unsettled(sample: Sample) -> tuple[str, ...]:
         f"{time}.{figure}"
         for time in LATENCIES
         for figure in FIGURES
-        if (estimate := sample.estimate(time, figure)) is not None
-        and not _is_known(estimate, figure, whole.value)
+        if (seen := sample.estimate(time, figure)) is not None and not _is_known(seen, figure, whole.value)
     )
 
 
