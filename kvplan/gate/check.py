@@ -38,7 +38,7 @@ class Outcome(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where a demand was made."""
+    """Source of a demand."""
 
     PROFILE = "profile"
     OPTION = "option"
