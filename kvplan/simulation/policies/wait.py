@@ -60,17 +60,17 @@ def make_room_and_admit(s: State) -> None:
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Take the smallest whole thresholds of the plan, unless they are set or follow from a batch limit (WAIT §6)."""
-    least = _thresholds(scenario, settings)
+    whole = _thresholds(scenario, settings)
     setup, queue_of = one_queue(scenario.requests), predicted(scenario).class_index
-    knobs, window_s = np.array(least, dtype=np.float64), settings.numbers(RESOLVE)
+    knobs, window_s = np.array(whole, dtype=np.float64), settings.numbers(RESOLVE)
     if window_s is not None:
         knobs = np.append(knobs, _resolved(scenario, queue_of, knobs, settings.number(RESOLVE, 0)))
     return setup._replace(
         queue_of=queue_of,
-        queues=len(least),
-        until=np.repeat(setup.until, len(least)),
+        queues=len(whole),
+        until=np.repeat(setup.until, len(whole)),
         knobs=knobs,
-    ), {"thresholds": list(least), **({} if window_s is None else {RESOLVE: window_s[0]})}
+    ), {"thresholds": list(whole), **({} if window_s is None else {RESOLVE: window_s[0]})}
 
 
 def _resolved(scenario: Scenario, queue_of: IntArray, first: FloatArray, window_s: float) -> FloatArray:
