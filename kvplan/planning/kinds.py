@@ -102,7 +102,7 @@ class Kind:
 
     @property
     def not_cached(self) -> str | None:
-        """Reason why no prefix cache is modelled, so that a plan has it off; None: it is."""
+        """Say beside what no prefix cache is modelled, so that a plan has it off; None: one is."""
         if not self.memory.is_mixed:
             return None
         return (
