@@ -1,4 +1,4 @@
-"""A profile as settings: a module for each engine with its record, `ENGINE`, and a template for what operates it."""
+"""A profile as settings: a module for each engine with its record, `ENGINE`, and templates for its operation."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

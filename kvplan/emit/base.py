@@ -1,4 +1,4 @@
-"""Names that an engine has for what a profile says.
+"""An engine's names for the settings of a profile.
 
 A further engine is a module with its record, `ENGINE`, and its name in `kvplan.engine.EngineName`.
 """
@@ -43,7 +43,7 @@ class Known(NamedTuple):
     default: str = ""
 
     def is_in(self, version: str) -> bool:
-        """Tell whether a version has the flag; one that is not named does."""
+        """Tell whether a version has the flag; one without a name does."""
         return not (version and self.since) or numbers(version) >= numbers(self.since)
 
     def is_default_in(self, version: str) -> bool:
@@ -86,7 +86,7 @@ class Engine(NamedTuple):
     queue
         None where the engine has no bound on its queue.
     finds_prefixes
-        Whether its policies have a prefix cache.
+        True where its policies have a prefix cache.
     layers
         Says what layers hold where that is no default of the engine; versions without such a flag do so.
     host_tier
@@ -98,15 +98,15 @@ class Engine(NamedTuple):
     by_priority
         Have classes go first by their priority; empty where it does not.
     priority_step
-        By how much priorities of clients differ from class to class.
+        Difference of clients' priorities from class to class.
     parallel
         Sets how GPUs share the model.
     limits_all_ranks
-        Whether its limits are of all data-parallel ranks together, and not of each.
+        True where limits are of all data-parallel ranks together, not of each.
     assigns
         Between a flag and its value.
     note
-        What its simulation takes for granted.
+        Assumption of its simulation.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Engine(NamedTuple):
         return {flag: Known(**table) for flag, table in _tables()[self.name].items()}
 
     def since(self, flag: str) -> str:
-        """Say which versions have a flag, and what there is to know beside it."""
+        """Say which versions have a flag, and notes on it."""
         known = self.flags[flag]
         source = f": {known.source}" if known.source else ""
         versions = f"{self.title} {known.since} and later{source}." if known.since else ""

@@ -46,7 +46,7 @@ def commands_of(tool: str) -> dict[str, str]:
 
 
 def next_commands(measuring: Measuring, asked: MeasureOptions) -> tuple[str, str, str]:
-    """Return what makes a profile of the results, what plans with it, and what proposes the next run."""
+    """Return commands that make a profile of the results, plan with it, and propose the next run."""
     results = commands_of(asked.tool)["result"].format(name="*")
     log = "serve.log " if asked.memory else ""
     base, against = shlex.quote(_first_base(measuring.profile)), shlex.quote(measuring.profile.source)
@@ -120,7 +120,7 @@ def _lines(measuring: Measuring, asked: MeasureOptions) -> Iterator[str]:
 
 
 def expected(run: Run) -> str:
-    """Say what a run is expected to show."""
+    """Say what to expect of a run."""
     return f"TTFT {format_seconds(run.ttft_s)}, TPOT {format_seconds(run.tpot_s)}"
 
 

@@ -1,4 +1,4 @@
-"""A service as its cluster knows it, and queries (PromQL) of what its engines and its router tell."""
+"""A service as its cluster knows it, and queries (PromQL) of its engines' and router's metrics."""
 
 import math
 import re
@@ -114,7 +114,7 @@ class Service:
         return f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
 
     def arrivals(self, window: str) -> str:
-        """Requests per second that arrive at all replicas: those that finish, and by how many more are there."""
+        """Query requests/s that arrive at all replicas: those that finish, and the growth of those there."""
         if self.router_counts:
             requests = self._named("llm_d_epp_request_total", f'service="{self.pool}-epp"')
             return f"sum(rate({requests}[{window}]))"
@@ -122,11 +122,11 @@ class Service:
         return f"{finished} + {self._of_both('deriv', window)}"
 
     def in_flight(self, window: str) -> str:
-        """Requests that all replicas have, running and waiting, and those that the router holds."""
+        """Query requests on all replicas, running and waiting, and those that the router holds."""
         return f"{self._of_both('avg_over_time', window)}{self._held('avg_over_time', window)}"
 
     def latency_queries(self, limits: Mapping[str, float]) -> dict[str, str]:
-        """Return what llm-d's latency rule looks at: latency over its limits, smoothed; replicas, and those ready."""
+        """Return the queries of llm-d's latency rule: latency over its limits, smoothed; replicas, and those ready."""
         ratios = []
         for key, of_engine, of_router in (
             ("ttft_s", self.metrics.ttft, "ttft"),
@@ -150,22 +150,22 @@ class Service:
         }
 
     def queued(self) -> str:
-        """Requests that wait, anywhere."""
+        """Query all waiting requests."""
         return f"sum({self.series(self.metrics.waiting)}){self._held()}"
 
     def queued_for_each(self) -> str:
-        """Requests that wait at each replica, and its part of those that the router holds."""
+        """Query requests that wait at each replica, with its part of the router's."""
         waiting = f"sum by (instance) ({self.series(self.metrics.waiting)})"
         held = self._held().removeprefix(" + ")
         return waiting + (f" + scalar({held}) / scalar({self.replicas()})" if held else "")
 
     def queue_growth(self, window: str) -> str:
-        """By how many requests per second the queues grow."""
+        """Query the growth of the queues, requests/s."""
         waiting = self.series(self.metrics.waiting)
         return f"sum(deriv({waiting}[{window}])){self._held('deriv', window)}"
 
     def replicas(self) -> str:
-        """Replicas that answer."""
+        """Query live replicas."""
         return f"count(count by (instance) ({self.series(self.metrics.running)}))"
 
     def series(self, metric: str) -> str:
@@ -177,7 +177,7 @@ class Service:
         return " + ".join(f"sum({function}({self.series(gauge)}[{window}]))" for gauge in gauges)
 
     def _held(self, function: str = "", window: str = "") -> str:
-        """Add what the router holds; it has no series until a request queues."""
+        """Add the router's requests; it has no series until one queues."""
         if self.pool is None:
             return ""
         held = self._named("llm_d_epp_flow_control_queue_size", f'inference_pool="{self.pool}"')
@@ -230,7 +230,7 @@ def service(asked: EmitOptions, engine: EngineName) -> Service:
 
 
 def lack(target: Target, service: Service) -> str | None:
-    """Say what a target needs of a service that it has not."""
+    """Say what a target needs that the service lacks."""
     if target is Target.WVA and not service.model:
         return "thresholds are a model's; add --model NAME, as clients ask for it"
     if target is Target.PROMETHEUS and not service.metrics.preemptions:

@@ -1,4 +1,4 @@
-"""A profile as settings of an engine: what it says of the engine, and what was tried on it and gains."""
+"""A profile as settings of an engine: those that it states, and those that were tried on it and gain."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ from kvplan.units import format_number, format_seconds
 class EngineSettings(NamedTuple):
     """Settings for an engine.
 
-    `start` has what to set, settings of `advice` in the place of what the profile says; None where nothing gains.
+    `start` has the settings, those of `advice` in the place of the profile's; None where nothing gains.
     `others` are the rest of the report's advice, to be set instead.
     """
 
@@ -113,7 +113,7 @@ def engine_settings_of(
 
 
 def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
-    """Write what a profile says of its engine."""
+    """Write the engine's settings of a profile."""
     replica, why = model.replica, "the profile's"
     yield from engine.parallel(replica.parallelism)
     told = replica if engine.limits_all_ranks else replica.of_rank()
@@ -147,7 +147,7 @@ def flags_of_profile(engine: Engine, model: ServingModel) -> Iterator[Flag]:
 
 
 def priorities_of(engine: Engine, model: ServingModel) -> dict[str, int]:
-    """Return what the clients of each class send as `priority`; empty where all go alike, or the engine has none."""
+    """Return the `priority` that clients of each class send; empty where all go alike, or the engine has none."""
     every = sorted({c.priority for c in model.classes})
     if len(every) == 1 or not engine.by_priority:
         return {}
@@ -169,7 +169,7 @@ def _kv_cache(engine: Engine, model: ServingModel) -> Iterator[Flag]:
 
 
 def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers: bool) -> Iterator[Flag]:
-    """Settings that were tried together; a bound on waiting becomes one on the queue, where there is one."""
+    """Write settings tried together; a bound on waiting becomes one on the queue, where there is one."""
     ranks = model.replica.ranks
     values = {s.name: s.value * ranks if s.name in SEATS else s.value for s in advice.settings}
     why = effect(advice, recovers=recovers)
@@ -193,13 +193,13 @@ def _of_advice(engine: Engine, advice: Advice, model: ServingModel, *, recovers:
 
 
 def _served_rps(cap: int, model: ServingModel) -> float:
-    """Rate that so many running requests are served at where the cache finds only what is in use."""
+    """Return the rate of so many running requests where the cache finds only what is in use."""
     alone = one_replica(model)
     return sustainable_rate(replace(alone, replica=replace(alone.replica, max_num_seqs=cap)))[1]
 
 
 def _queue_bound(engine: Engine, report: Analyses, model: ServingModel, plan: Plan) -> Iterator[Flag]:
-    """Little's law: who waits as long as the horizon at the sustainable rate has so many before him."""
+    """Bound the queue by Little's law: as many as the sustainable rate serves within the horizon."""
     if engine.queue is None:
         return
     alone = one_replica(model)
@@ -214,7 +214,7 @@ def _queue_bound(engine: Engine, report: Analyses, model: ServingModel, plan: Pl
 
 
 def order_notes(engine: Engine, model: ServingModel) -> Iterator[str]:
-    """Say what clients send for their requests to go first, and what of the order that was planned is not written."""
+    """Say what clients send for their requests to go first, and which part of the planned order is not written."""
     if priorities := priorities_of(engine, model):
         each = ", ".join(f"{number} ({name})" for name, number in priorities.items())
         yield f"Clients send the field priority beside model in the body of a request: {each}."
@@ -230,16 +230,16 @@ def order_notes(engine: Engine, model: ServingModel) -> Iterator[str]:
 def _notes(engine: Engine, report: Analyses, model: ServingModel) -> Iterator[str]:
     if engine.note:
         yield engine.note
-    for one in () if report.verdict.status is Status.STABLE else report.advice[:1]:
-        patience_s = next((s.value for s in one.settings if s.name == SHED_AFTER), None)
+    for advice in () if report.verdict.status is Status.STABLE else report.advice[:1]:
+        patience_s = next((s.value for s in advice.settings if s.name == SHED_AFTER), None)
         if patience_s is not None:
             where = f"{engine.title} has no bound on its queue" if engine.queue is None else "Better still"
             yield f"{where}: have a gateway give up requests that wait longer than {format_seconds(patience_s)}."
-        if ADMISSION in {setting.name for setting in one.settings}:
-            said = effect(one, recovers=report.verdict.status is Status.STABLE)
+        if ADMISSION in {setting.name for setting in advice.settings}:
+            said = effect(advice, recovers=report.verdict.status is Status.STABLE)
             yield f"Admission of whole prompts, as vLLM does since March 2026 unless told not to: {said}"
-        if GATEWAY in {setting.name for setting in one.settings}:
-            yield from advice_actions((one,), recovers=report.verdict.status is Status.STABLE)
+        if GATEWAY in {setting.name for setting in advice.settings}:
+            yield from advice_actions((advice,), recovers=report.verdict.status is Status.STABLE)
     yield from order_notes(engine, model)
     replica = model.replica
     if replica.offload is not None:
@@ -258,7 +258,7 @@ def _notes(engine: Engine, report: Analyses, model: ServingModel) -> Iterator[st
 
 
 def alternatives(settings: EngineSettings) -> Iterator[str]:
-    """Return what of the report's advice could be set instead, a line each."""
+    """Yield other advice of the report that could be set instead, a line each."""
     for flags in settings.others:
         since = {
             settings.engine.flags[f.flag].since

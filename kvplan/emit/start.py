@@ -1,4 +1,4 @@
-"""The command that starts an engine: its model, weights and memory, and the settings of a replica, as flags it has."""
+"""Command that starts an engine: its model, weights and memory, and the settings of a replica, as its flags."""
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ def started(
     table: Mapping[str, Any] | None = None,
     folder: Path = Path(),
 ) -> Start:
-    """Return how a replica starts with these settings, and `[model]` of its profile, which stands in `folder`."""
+    """Return the start of a replica with these settings, and `[model]` of its profile, which is in `folder`."""
     name, flags, notes = _PLACEHOLDER, [*settings], []
     if table is not None:
         served = _Model(engine, table, model, folder)
@@ -121,7 +121,7 @@ class _Model:
         return float(self.table.get("utilization", own))
 
     def flags(self) -> Iterator[Flag]:
-        """Write what the table says, of an engine that can be told."""
+        """Write the table, as far as the engine has flags for it."""
         spellings, table = self.engine.spellings, self.table
         if self.weights is not None and self.name == self.named:
             yield Flag(spellings["weights"], self.weights, _OF_MODEL)
@@ -146,7 +146,7 @@ class _Model:
         return None if isinstance(words, str) else words.get(self.kind.lower())
 
     def notes(self) -> Iterator[str]:
-        """Say what the command does not."""
+        """Say what the command leaves out."""
         title, shape = self.engine.title, self.shape
         if self.name != self.named:
             which = f"this is {self.checkpoint}" if self.checkpoint else f"{_PLACEHOLDER} stands for it"

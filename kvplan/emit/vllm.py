@@ -9,7 +9,7 @@ from kvplan.model.replica import Offload
 
 
 def drafts(tokens: int) -> Flag:
-    """Set the number of drafts; which model makes them the profile does not know."""
+    """Set the number of drafts; the profile does not know the model that makes them."""
     return Flag(
         "--speculative-config",
         f"'{{\"num_speculative_tokens\": {tokens}}}'",

@@ -1,1 +1,1 @@
-"""Requirements on reports: what meets them, what would, and what differs between two reports."""
+"""Requirements on reports: judgement, remedies, and differences between two reports."""

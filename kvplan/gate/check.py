@@ -1,4 +1,4 @@
-"""Profiles against what is demanded of them: requirements, and drift from an earlier report.
+"""Profiles against demands: requirements, and drift from an earlier report.
 
 A profile passes, fails, or cannot be judged. One thing that cannot be judged is enough for the latter: then nothing
 about the profile is called passed.
@@ -38,7 +38,7 @@ class Outcome(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where a demand was made."""
+    """Source of a demand."""
 
     PROFILE = "profile"
     OPTION = "option"
@@ -56,7 +56,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """An earlier report, and what is compared with it."""
+    """An earlier report, and the keys compared with it."""
 
     source: str
     document: Mapping[str, Any]
@@ -74,7 +74,7 @@ Demands: TypeAlias = tuple[Sequence[Requirement], Baseline | None]  # beside wha
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One demand as written, and how a profile stands to it; a drift, where there is no requirement.
+    """One demand as written, and a profile's result; a drift, where there is no requirement.
 
     `line` is where the profile makes the demand; or else of the value to change first, where it fails. `tried` tells
     whether remedies were looked for.
@@ -92,7 +92,7 @@ class Result:
     tried: bool = False
 
     def same(self, other: "Result") -> bool:
-        """Return whether both demand the same, however it is written."""
+        """Tell whether both demand the same, however it is written."""
         mine, theirs = self.requirement, other.requirement
         if mine is None or theirs is None:
             return self.text == other.text
@@ -101,7 +101,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why something cannot be judged, and where in the file it says so."""
+    """Reason why something cannot be judged, and its line in the file."""
 
     message: str
     line: int | None = None
@@ -210,7 +210,7 @@ def check(
 
 
 def _refused(profile: Profile, accepted: Collection[str]) -> Iterator[Problem]:
-    """Say why nothing can pass that rests on assumptions, with the way out; nothing where all are accepted."""
+    """Refuse parts that are assumed, with the way out; nothing where all are accepted."""
     parts = [name for name in assumed(profile.model) if name not in accepted]
     if not parts:
         return
@@ -280,8 +280,8 @@ def _with_remedies(
 ) -> tuple[tuple[Result, ...], tuple[Remedy, ...]]:
     """Add the remedies of each result, and return those of all at once where several fail.
 
-    No change is tried on a warm prefix cache, nor for goodput: requirements on these have no remedies, and no say in
-    those of others.
+    No change is tried on a warm prefix cache, nor for goodput: requirements on these have no remedies, and do not
+    limit those of others.
     """
     demanded = [r.requirement for r in results if r.requirement is not None]
     known = [requirement for requirement in demanded if not is_costly(requirement.key)]

@@ -56,9 +56,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two reports, and what differs between them: the answer first, then the largest effect.
+    """Two reports, and their differences: the answer first, then the largest effect.
 
-    `inputs` is what differs between their profiles, in the order written; None where one of them is not known.
+    `inputs` are differences between their profiles, in the order written; None where one of them is not known.
     """
 
     before: Side
@@ -143,7 +143,7 @@ def _differences(old: Mapping[str, Leaf], new: Mapping[str, Leaf]) -> Iterator[C
 
 
 def _inputs(tables: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
-    """Return what a profile gives to the formulas, key by key; the lengths of a class as one list."""
+    """Yield the inputs of a profile to the formulas, key by key; the lengths of a class as one list."""
     for key, value in _leaves(
         {
             **{name: table for name, table in tables.items() if name not in ("schema", "name")},
@@ -151,9 +151,9 @@ def _inputs(tables: Mapping[str, Any]) -> Iterator[tuple[str, Leaf]]:
                 kind: [
                     {
                         k: [f"{d} = {w}" for d, w in v.items()] if isinstance(v, dict) else v
-                        for k, v in one.items()
+                        for k, v in table.items()
                     }
-                    for one in tables[kind]
+                    for table in tables[kind]
                 ]
                 for kind in ("classes", "sessions")
                 if kind in tables
@@ -210,7 +210,7 @@ def _relative(old: Leaf, new: Leaf) -> float | None:
 
 
 def _rank(change: Change, in_both: bool) -> tuple[int, float]:
-    """Return what comes first: the answer, words, numbers by their effect, sentences, what only one has, sources."""
+    """Rank a change: the answer, words, numbers by their effect, sentences, keys only one has, sources."""
     key, old, new = change.key, change.before, change.after
     if key in _ANSWER:
         return 0, _ANSWER.index(key)

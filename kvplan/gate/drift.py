@@ -42,7 +42,7 @@ class Verdict(StrEnum):
 
 
 class Compared(NamedTuple):
-    """A figure of the service, the plan's, and what is allowed; None where there is no such limit."""
+    """A figure of the service, the plan's, and the allowed; None where there is no such limit."""
 
     key: str
     label: str
@@ -134,7 +134,7 @@ def compare(profile: Profile, metrics: ServerMetrics) -> Drift:
 
 
 def _judged(figure: Compared, metrics: ServerMetrics) -> Compared:
-    """Leave a figure open that no counter tells, or that too few requests are inside of to be sure."""
+    """Leave a figure open if no counter tells it, or if it is inside by too few requests to be sure."""
     needed = max(figure.needed, LEAST_REQUESTS)
     if figure.measured is None and not figure.why:
         return figure._replace(why=f"{metrics.engine} exports no counter of it here")
@@ -186,8 +186,8 @@ def _of_prompts(c: RequestClass, mean: float) -> float:
 def _times(there: Figures, metrics: ServerMetrics, rate_rps: float | None) -> Iterator[Compared]:
     """Compare the time between tokens with runs at this rate, and with the timing at the batch that counters show.
 
-    The first is what requests feel, and varies with the load. The second is the timing alone: its law at the mean
-    batch, times what runs take longer than the law at theirs.
+    Requests feel the first, which varies with the load. The second is the timing alone: its law at the mean batch,
+    times the ratio of runs to the law at their batch.
     """
     of_rate = Compared("itl_s", "Time between tokens", "s", metrics.itl_s)
     of_batch = Compared("itl_at_batch_s", "Iterations at this batch", "s", metrics.itl_s)
@@ -209,9 +209,9 @@ def _times(there: Figures, metrics: ServerMetrics, rate_rps: float | None) -> It
     rate = model.total_rate_rps
     runs = itl / law(rate * prompts * (1 - hits), rate * mix.mean(mix.stages - 1) * itl, itl)
     longer = (metrics.mean_input or 0.0) / mix.mean(mix.input_tokens)
-    found = hits if metrics.hit_ratio is None else metrics.hit_ratio
+    seen_hits = hits if metrics.hit_ratio is None else metrics.hit_ratio
     decoding = metrics.decoding_s * rate_rps / metrics.requests
-    now = law(rate_rps * longer * prompts * (1 - found), decoding, metrics.itl_s * tokens)
+    now = law(rate_rps * longer * prompts * (1 - seen_hits), decoding, metrics.itl_s * tokens)
     low, high = there.latency.ci95.get("itl_s.mean", (itl, itl))
     error = (
         ((high or low) - low)
@@ -237,7 +237,7 @@ def _no_figure(there: Figures) -> str:
 
 
 def _planned_hits(there: Figures) -> float | None:
-    """Return what a warm cache finds; of a fleet, what its router lets it find."""
+    """Return the hits of a warm cache; of a fleet, those that its router allows."""
     of_runs, cache = there.operating_point.hit_ratio, there.prefix_cache
     return (
         cache.hit_ratio if cache is not None and (there.whole.fleet is None or of_runs is None) else of_runs
@@ -270,7 +270,7 @@ def _rate(steady: Figures, metrics: ServerMetrics, rate_rps: float | None, size:
 
 
 def most_rps(steady: Figures) -> float:
-    """Return the goodput of all replicas, or what they sustain where there are no objectives."""
+    """Return the goodput of all replicas, or their sustainable rate without objectives."""
     if steady.goodput is not None:
         return steady.goodput.rate_rps
     cache, size = steady.prefix_cache, 1 if steady.whole.fleet is None else steady.whole.fleet.size

@@ -1,4 +1,4 @@
-"""Judge whether a report meets a requirement. What cannot be judged is refused, never passed; so is null.
+"""Judge whether a report meets a requirement. It is refused, never passed, if it cannot be judged, or null.
 
 A limit of a simulated figure is decided by runs: by the share of requests beyond it, a mean by its interval, with more
 runs until there is an answer (`kvplan.study.objectives`).
@@ -86,7 +86,7 @@ def _figure_of(key: Key, model: ServingModel) -> tuple[str, int | None] | None:
 
 
 def _open_text(decision: Decision) -> str:
-    """Say how wide it is: of a percentile the share beyond the limit, of a mean the mean."""
+    """Say how wide the interval is: of a percentile's share beyond the limit, or of a mean."""
     share, width = decision.share, decision.width
     time, _, figure = decision.key.partition(".")
     if figure in QUANTILES:
@@ -125,7 +125,7 @@ class Judgement:
 
 
 class Subject:
-    """The report that requirements are about, block by block as they are asked for.
+    """Report that requirements are about, block by block as asked for.
 
     With `tries`, trials of the prefix cache are made where asked for, and limits of simulated figures are decided by
     runs that are long enough to tell; without, a trial has no value, and the intervals of the report decide.
@@ -147,20 +147,20 @@ class Subject:
         """Return the value of a key, with no more computed than that takes; a UsageError where it has none."""
         if key.record.alone:
             *_, name = key.path
-            found = plain(at(self.analyses, parsed(key.record.alone)))
-            return value_of(key, lambda _: {name: found})
+            written = plain(at(self.analyses, parsed(key.record.alone)))
+            return value_of(key, lambda _: {name: written})
         if key.path[:2] == ("prefix_cache", "trial") and self.tries:
             return value_of(key, lambda name: plain(self.analyses.tried_prefix_cache, name))
         return value_of(key, self.block)
 
     def standing(self, key: Key, limit: float) -> Standing | None:
-        """Return how a simulated figure stands to a limit; None where the key is about none."""
+        """Return a simulated figure's verdict on a limit; None if the key is about none."""
         if (key.path, limit) not in self._standings:
             self._standings[key.path, limit] = standing(key, limit, self.analyses, tries=self.tries)
         return self._standings[key.path, limit]
 
     def doubt(self, key: Key) -> str:
-        """Return why the value of a key proves nothing; empty where it does."""
+        """Say why the value of a key proves nothing; empty where it does."""
         if not key.record.proof:
             return ""
         if not self.analyses.stability.certified:
@@ -170,7 +170,7 @@ class Subject:
 
 
 def is_costly(key: Key) -> bool:
-    """Return whether a key takes so many runs that they are made for itself alone, and not for every remedy."""
+    """Tell whether a key takes so many runs that they are made for itself alone, and not for every remedy."""
     return key.path[:2] == ("prefix_cache", "trial") or key.path in (
         ("goodput", "rate_rps"),
         ("goodput", "users"),
@@ -297,7 +297,7 @@ def _margin(symbol: str, got: float, wanted: float) -> float:
 
 
 def holds(requirement: Requirement, subject: Subject) -> bool:
-    """Return whether a requirement is met; not where it cannot be judged."""
+    """Tell whether a requirement is met; not if it cannot be judged."""
     try:
         return judge(requirement, subject).passed
     except UsageError:

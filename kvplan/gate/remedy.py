@@ -1,4 +1,4 @@
-"""The smallest single change after which a requirement holds: of traffic, memory, replicas, or engine limits.
+"""Smallest single change after which a requirement holds: of traffic, memory, replicas, or engine limits.
 
 Each is found by inverting the report: its formulas are evaluated at larger and larger changes until all holds, and the
 last step is narrowed down to the least that passes. It is then rounded to the passing side, as one would write it into
@@ -69,14 +69,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One change after which what was wanted holds.
+    """One change after which all wanted requirements hold.
 
     Attributes
     ----------
     amount
         Total rate of a replica, requests/s; or memory, tokens; or replicas; or the engine's limit.
     relative
-        How large the change is: \\|after/before - 1\\| of rate, memory, replicas, or limit.
+        Size of the change: \\|after/before - 1\\| of rate, memory, replicas, or limit.
     changes
         The same in the profile of one replica.
     """
@@ -151,12 +151,12 @@ def _with_model(subject: Subject, model: ServingModel, known: Mapping[str, objec
 
 
 def _known(subject: Subject, *names: str) -> dict[str, object]:
-    """Return what of a subject's analyses was computed already."""
+    """Return the parts of a subject's analyses computed so far."""
     return {name: subject.analyses.__dict__[name] for name in names if name in subject.analyses.__dict__}
 
 
 class _Searched(Analyses):
-    """Analyses without what no requirement needs: sensitivities, advice on stability, the latency of a warm cache."""
+    """Analyses without parts that no requirement needs: sensitivities, stability advice, a warm cache's latency."""
 
     @cached_property
     def load(self) -> Load:
@@ -236,9 +236,9 @@ class _Search:
         return Remedy(Lever.MEMORY, after, after / before - 1, self._memory_of(before * (1 + more)))
 
     def _limit(self, lever: Lever) -> Remedy | None:
-        """The limit of the engine that binds, raised; or its requests at once, so few that no preemption is possible.
+        """Raise the engine's limit that binds; or lower its requests at once until no preemption is possible.
 
-        As everything here that is written into a profile, of a data-parallel rank.
+        As all that is written into a profile here, of a data-parallel rank.
         """
         model, replica = self.subject.analyses.model, self.subject.analyses.model.replica.of_rank()
         before: int | None = getattr(replica, lever)
@@ -270,7 +270,7 @@ class _Search:
         rounding: str,
         whole: Callable[[Fraction | Decimal], int] = math.floor,
     ) -> tuple[Change, ...]:
-        """The keys that give rates, each changed by a factor and rounded; users are made whole.
+        """Change each key of a rate by a factor, and round it; users are made whole.
 
         Where a cycle was simulated the factor is rounded instead: in proportion, rates do not need another.
         """
@@ -299,7 +299,7 @@ class _Search:
         )
 
     def _memory_of(self, tokens: float) -> tuple[Change, ...]:
-        """Memory for so many tokens, as the profile gives it: whole blocks, or bytes with their unit."""
+        """Write memory for so many tokens as the profile does: whole blocks, or bytes with their unit."""
         gpu = self.profile.tables["gpu"]
         block = self.subject.analyses.model.replica.block_tokens
         if "memory_tokens" in gpu:
@@ -315,7 +315,7 @@ class _Search:
         return (Change(("gpu", key), gpu[key], after),)
 
     def _verified(self, changes: Sequence[Change], *, overloads: bool = True) -> ServingModel | None:
-        """The model of the profile so changed, if it is allowed and passes, and `overloads` or keeps up as before.
+        """Return the changed profile's model, if allowed and passing, and if it `overloads` or keeps up as before.
 
         Of the report only stability is taken over, which is of rates alone: if it is proved, or they are as they were.
         Shares of rates that were rounded differ in the last digit, far below what such a proof leaves.
@@ -336,7 +336,7 @@ class _Search:
 
 
 def _rounded(value: Fraction, digits: int, rounding: str) -> Decimal:
-    """A decimal of so many significant digits.
+    """Round to so many significant digits.
 
     >>> _rounded(Fraction("43.8959"), 4, ROUND_FLOOR), _rounded(Fraction(1234567), 4, ROUND_CEILING)
     (Decimal('43.89'), Decimal('1.235E+6'))

@@ -196,5 +196,5 @@ def _text(key: Key, bound: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return what was written, as a message shows it."""
+    """Quote what was written, for a message."""
     return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -33,28 +33,28 @@ _BUDGET_S = 1.0  # counted work of a router; what it leaves open takes one more
 _MEASURE, _IMPORT = "kvplan measure plan.toml", "kvplan import RESULT.json --base plan.toml"
 
 
-def band(found: Race, winner: Candidate, setting: Setting) -> Band | None:
-    """Replicas at the ends of the error band, as the race found them or anew."""
-    return found.bands[winner] if winner in found.bands else winner.band(setting)
+def band(race: Race, winner: Candidate, setting: Setting) -> Band | None:
+    """Return replicas at the ends of the error band, of the race or anew."""
+    return race.bands[winner] if winner in race.bands else winner.band(setting)
 
 
-def alternatives(found: Race, winner: Candidate) -> Iterator[Alternative]:
-    """The cheapest of the rest, and the cheapest with the weights of the model's own."""
+def alternatives(race: Race, winner: Candidate) -> Iterator[Alternative]:
+    """Yield the cheapest of the rest, and the cheapest with the model's own weights."""
     others = sorted(
-        (c for c in found.sizes if c is not winner),
-        key=lambda c: (c.cost(found.sizes[c]), found.sizes[c].replicas),
+        (c for c in race.sizes if c is not winner),
+        key=lambda c: (c.cost(race.sizes[c]), race.sizes[c].replicas),
     )
     own = [c for c in others[_ALTERNATIVES:] if c.own_weights]
     if winner.own_weights or any(c.own_weights for c in others[:_ALTERNATIVES]):
         own = []
     for candidate in [*others[:_ALTERNATIVES], *own[:1]]:
-        yield Alternative(candidate, found.sizes[candidate])
+        yield Alternative(candidate, race.sizes[candidate])
 
 
 def versus(
     kind_of: Callable[[str], Kind | None], winner: Candidate, others: Iterable[Candidate]
 ) -> Iterator[Versus]:
-    """Compare replicas that share as many GPUs of the winner's kind otherwise; its limit comes first."""
+    """Compare other ways to share as many GPUs of the winner's kind; its limit comes first."""
 
     def sustained(candidate: Candidate) -> tuple[str, float]:
         model = candidate.task.at(1, candidate.engine_tokens, slower=False)
@@ -103,7 +103,7 @@ def _speed(service: Profile, ends: tuple[int, int | None]) -> Next | None:
 
 
 def split_of(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Apart:
-    """Prefill and decode apart; prompts that hold up no answers may be as long as the engine has them."""
+    """Plan prefill and decode apart; prompts may be as long as the engine has them: no answer waits."""
     kinds = (o for o in request.options if isinstance(o, Kind) and o.name == winner.name)
     bytes_of = [kv_bytes_per_token(kind.shape, kv_dtype=kind.kv_dtype) for kind in kinds]
     tokens = setting.batched_tokens
@@ -115,12 +115,12 @@ def split_of(profile: Profile, winner: Candidate, setting: Setting, request: Req
 def day_of(
     model: ServingModel, plan: ServicePlan, winner: Candidate, setting: Setting, request: Request
 ) -> Day | None:
-    """The period of the schedule, where that was asked for."""
+    """Plan the period of the schedule, if asked for."""
     return None if request.load_s is None else day(model, plan, winner.task, setting, request.load_s)
 
 
 def demand_over_time(model: ServingModel) -> tuple[float, tuple[float, float] | None]:
-    """The mean demand, and the part of a schedule that is planned for."""
+    """Return the mean demand, and the planned part of a schedule."""
     if model.schedule is None or model.arrivals.trace is not None:
         return model.total_rate_rps, None
     every = parts(model)
@@ -191,23 +191,23 @@ def value_of(latency: Latency, key: str, *, varies: bool = False) -> float | Non
     """Return a figure by the key of its objective; `varies`: of the worst part, which has none of classes."""
     of, _, name = key.partition(" of ")
     time, _, figure = of.partition(".")
-    own = next((one for one in latency.classes if one.name == name), None)
+    own = next((each for each in latency.classes if each.name == name), None)
     there = (None if varies else own) if name else (latency.worst_part if varies else latency)
     return None if there is None else getattr(getattr(there, time), figure)
 
 
 def by_short_runs(winner: Candidate, setting: Setting) -> int:
-    """Return the replicas that short runs have as enough: others than the plan's where long runs or bursts decide."""
+    """Return the replicas that are enough by short runs: not the plan's where long runs or bursts decide."""
     return winner.near(setting.replicas) or setting.replicas
 
 
 def _a_burst_decides(winner: Candidate, setting: Setting) -> bool:
-    """Tell whether fewer replicas meet the objectives, and do not recover: a burst is of one, behind any router."""
+    """Tell whether fewer replicas meet the objectives but do not recover: a burst hits one, behind any router."""
     return any(s.replicas < setting.replicas and j.met is State.HOLDS for s, j in winner.long.items())
 
 
 def without_each(winner: Candidate, setting: Setting, least: int) -> dict[str, int]:
-    """Return, by objective, the replicas that the others alone take, by short runs.
+    """Return, by objective, the replicas needed without it, by short runs.
 
     Where only a burst refuses fewer replicas, no objective costs any. `least` are those by short runs with all.
     """
@@ -224,19 +224,19 @@ def without_each(winner: Candidate, setting: Setting, least: int) -> dict[str, i
 
 def with_tpot(winner: Candidate, setting: Setting, without: Mapping[str, int]) -> dict[str, int]:
     """Return, by objective on ITL that costs replicas, the fewer that do with its limit on TPOT, by short runs."""
-    plan, found = winner.task.plan, {}
+    plan, replicas = winner.task.plan, {}
     for slo in plan.slos:
         if slo.key.startswith("itl_s.") and without[slo.key] < setting.replicas:
             mean = replace(slo, key=slo.key.replace("itl_s", "tpot_s", 1))
             slos = tuple(mean if each is slo else each for each in plan.slos)
             other = replace(winner, task=replace(winner.task, plan=replace(plan, slos=slos)))
             if (least := other.fewest(setting.replicas - 1)) is not None:
-                found[slo.key] = least.replicas
-    return found
+                replicas[slo.key] = least.replicas
+    return replicas
 
 
 def first_come(winner: Candidate, setting: Setting) -> int | None:
-    """Return the replicas that the same takes first come first served, by short runs.
+    """Return the replicas needed by first come first served, by short runs.
 
     None where priorities are not used, or no number is enough.
     """
@@ -248,29 +248,29 @@ def first_come(winner: Candidate, setting: Setting) -> int | None:
 
 
 def varies(model: ServingModel, latency: Latency) -> bool:
-    """Return whether figures are those of the worst part of a schedule."""
+    """Tell whether figures are those of the worst part of a schedule."""
     return demand_over_time(model)[1] is not None and latency.worst_part is not None
 
 
 def sizes(winner: Candidate, size: Found) -> list[Size]:
-    """The planned size between one replica less and one more."""
+    """List the planned size, one replica less and one more."""
     every = [size, *neighbours(winner, size.setting)]
-    found = []
-    for one in sorted(every, key=lambda f: f.setting.replicas):
-        kept = [k for k in (one.judged.slower, one.judged.expected) if k is not None]
+    listed = []
+    for near in sorted(every, key=lambda f: f.setting.replicas):
+        kept = [k for k in (near.judged.slower, near.judged.expected) if k is not None]
         decided = kept[0].decided if kept else ()
-        judged = one.judged
-        found.append(Size(*one.setting, judged.state, judged.met, judged.missed, decided, judged.recovery))
-    return found
+        judged = near.judged
+        listed.append(Size(*near.setting, judged.state, judged.met, judged.missed, decided, judged.recovery))
+    return listed
 
 
 def spread(
     profile: Profile, winner: Candidate, setting: Setting, request: Request
 ) -> list[tuple[float, int]]:
-    """Replicas with lengths that vary less, and more, where nobody states how much they do."""
+    """List replicas by cv of lengths, less and more, where nobody states it."""
     if not isinstance(request.demand, Demand) or not request.demand.assumes_spread:
         return []
-    found = []
+    by_cv = []
     for cv in _CVS:
         tables = request.demand.with_cv(cv).tables
         try:
@@ -279,18 +279,18 @@ def spread(
             continue
         other = winner.varied(setting, replace(winner.task, model=planned_for(model)))
         if (replicas := other.near(setting.replicas)) is not None:
-            found.append((cv, replicas))
-    return found
+            by_cv.append((cv, replicas))
+    return by_cv
 
 
 def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
-    """Return how many replicas other routers take, where the whole fleet can be simulated.
+    """List the replicas that other routers take, if the whole fleet can be simulated.
 
     Long runs decide where the planned size is near a limit, between it and one more.
     """
     if winner.task.model.finds_prefixes or winner.task.router or setting.replicas > MOST_SIMULATED:
         return []
-    found = []
+    by_router = []
     for routing in (Routing.ROUND_ROBIN, Routing.LEAST_REQUESTS):
         task = replace(winner.task, router=routing)
         look = task.quick(*setting)
@@ -298,7 +298,7 @@ def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
         if look.is_near:
             enough = task.keeps(*setting, slower=True, budget_s=_BUDGET_S).state is State.HOLDS
         if not enough:
-            found.append((str(routing), setting.replicas + 1))
+            by_router.append((str(routing), setting.replicas + 1))
             continue
         step, replicas = int(not _a_burst_decides(winner, setting)), setting.replicas
         while step:
@@ -306,5 +306,5 @@ def routers(winner: Candidate, setting: Setting) -> list[tuple[str, int]]:
                 replicas, step = replicas - step, 2 * step
             else:
                 step //= 2
-        found.append((str(routing), replicas))
-    return found
+        by_router.append((str(routing), replicas))
+    return by_router

@@ -1,4 +1,4 @@
-"""The period of a schedule: replicas hour by hour, when to add and remove one, and a period simulated as it comes."""
+"""Period of a schedule: replicas hour by hour, when to add and remove one, and the period simulated."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -165,14 +165,14 @@ def day(model: ServingModel, plan: Plan, task: Task, setting: Setting, load_s: f
 
 
 def _needs(part: ServingModel | None, full: float, most: int) -> tuple[float, int]:
-    """Demand of a part and its replicas, each of which may carry so much of what is sustainable for its mix."""
+    """Return demand and replicas of a part; each may carry `full` of the sustainable rate of its mix."""
     if part is None:
         return 0.0, 0
     return part.total_rate_rps, min(math.ceil(load_of(part) / full * (1 - _ROUNDING)), most)
 
 
 def _why_not(model: ServingModel, load_s: float) -> str:
-    """Why a period is not simulated; empty where it is."""
+    """Say why a period is not simulated; empty if it is."""
     assert model.schedule is not None
     period = model.schedule.period_s
     mean = model.schedule.course([c.rate_rps for c in model.classes]).mean
@@ -240,13 +240,13 @@ class _Period:
         )
 
     def paid_s(self, run: Outcome) -> float:
-        """Seconds of all replicas; those that are removed until nobody is left on them."""
+        """Sum seconds of all replicas; one that is removed counts until it is empty."""
         assert run.replica_end_s is not None
         done_s = iter(run.replica_end_s.tolist())
         return math.fsum(life.paid_s(next(done_s) if life.opens else 0.0, self.end_s) for life in self.lives)
 
 
 def most_waiting(run: Outcome) -> int:
-    """The most requests at once that have come and have no first token yet: that is when somebody comes."""
+    """Return the most requests at once without a first token; only an arrival can be the maximum."""
     come = np.arange(1, run.arrival_s.size + 1)
     return int((come - np.searchsorted(np.sort(run.first_token_s), run.arrival_s, side="right")).max())

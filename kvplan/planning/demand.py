@@ -68,15 +68,15 @@ def parse_length(text: str, option: str) -> Length:
     """
     mean, colon, cv = text.partition(":")
     try:
-        found = Length(float(parse_exact(mean, COUNT_UNITS)), float(cv) if colon else DEFAULT_CV)
+        length = Length(float(parse_exact(mean, COUNT_UNITS)), float(cv) if colon else DEFAULT_CV)
     except (UsageError, ValueError):
-        found = Length(0.0)
-    if not (1 <= found.mean <= MAX_TOKENS and (found.cv == 0 or 1e-3 <= found.cv <= 10)):
+        length = Length(0.0)
+    if not (1 <= length.mean <= MAX_TOKENS and (length.cv == 0 or 1e-3 <= length.cv <= 10)):
         raise UsageError(
             f"{option} {text[:40]!r}: tokens are wanted, or tokens:cv, such as 3000, 3k or 3000:0.8 "
             f"(1 to {MAX_TOKENS:,}; cv 0, or 0.001 to 10)"
         )
-    return found
+    return length
 
 
 def parse_turns(text: str) -> Turns:
@@ -87,12 +87,12 @@ def parse_turns(text: str) -> Turns:
     >>> parse_turns("20"), parse_turns("5..40:uniform")
     (Turns(mean=20.0, law=20), Turns(mean=22.5, law={'uniform': [5, 40]}))
     """
-    if found := _TURNS.fullmatch(text.strip()):
-        low, high = int(found[1] or 0), int(found[2] or found[1] or 0)
-        if found[3] is not None and 1 <= (mean := float(found[3])) <= _MOST_MEAN:
+    if match := _TURNS.fullmatch(text.strip()):
+        low, high = int(match[1] or 0), int(match[2] or match[1] or 0)
+        if match[3] is not None and 1 <= (mean := float(match[3])) <= _MOST_MEAN:
             return Turns(mean, {"geometric": mean})
-        if found[3] is None and 1 <= low <= high <= _MOST_TURNS:
-            return Turns((low + high) / 2, {"uniform": [low, high]} if found[2] else low)
+        if match[3] is None and 1 <= low <= high <= _MOST_TURNS:
+            return Turns((low + high) / 2, {"uniform": [low, high]} if match[2] else low)
     law = f"a law, such as 8:geometric (mean 1 to {_MOST_MEAN}) or 5..40:uniform"
     raise UsageError(f"--turns {text[:40]!r}: 1 to {_MOST_TURNS:,}, or {law}")
 
@@ -135,14 +135,14 @@ class Demand:
 
     @property
     def origin(self) -> object:
-        """The value of [provenance] workload: what nobody said."""
+        """Value of [provenance] workload: what nobody said."""
         lengths = {"prompts": self.prompt, "answers": self.answer}
         of = [name for name, length in lengths.items() if length.cv == DEFAULT_CV]
         source = f"spread of {' and '.join(of)} assumed: log-normal, cv {DEFAULT_CV}"
         return {"basis": "stated", "source": source} if of else None
 
     def with_cv(self, cv: float) -> "Demand":
-        """Return the same demand with lengths that vary otherwise, where nobody said how much they do."""
+        """Return the same demand with another cv of lengths, where nobody said how much they vary."""
 
         def other(length: Length) -> Length:
             return Length(length.mean, cv) if length.cv == DEFAULT_CV else length

@@ -1,4 +1,4 @@
-"""How much host memory behind the prefix cache saves replicas, against what it costs (theory §13)."""
+"""Replicas that host memory behind the prefix cache saves, against its cost (theory §13)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _POINTS, _BEYOND = 32, 1.5  # of a chart, and up to how many times the largest t
 
 
 class Tier(NamedTuple):
-    """A replica with so much host memory, 0: none; how many of them hold; rates and hits are of a warm cache."""
+    """Host memory of a replica, 0: none; how many replicas hold; rates and hits are of a warm cache."""
 
     gib: float
     replicas: int
@@ -81,7 +81,7 @@ class HostMemory(NamedTuple):
     spare: int = 0
 
     def tiers(self, sizes: tuple[float, ...]) -> Iterator[Tier]:
-        """Yield what no tier takes, then tiers of so many GiB; without sizes the least that save replicas.
+        """Yield replicas without a tier, then with so many GiB; without sizes the least that save replicas.
 
         What does not hold with `_TIMES` as many replicas is left out.
 
@@ -106,7 +106,7 @@ class HostMemory(NamedTuple):
             yield self._tier(_rounded_up(gib), replicas)
 
     def along(self, tiers: Sequence[Tier]) -> Iterator[Tier]:
-        """Yield what is known by formulas of tiers up to beyond the largest; the replicas are those of the tiers."""
+        """Yield formulas' figures of tiers up to beyond the largest; the replicas are those of the tiers."""
         most = _BEYOND * max(tier.gib for tier in tiers)
         for gib in (most * i / _POINTS for i in range(_POINTS + 1)):
             if held := [tier.replicas for tier in tiers if tier.gib <= gib]:
@@ -138,8 +138,8 @@ class HostMemory(NamedTuple):
 
     def _tier(self, gib: float, replicas: int) -> Tier:
         task = self._with(gib).task
-        found = prefix_cache(cached_replica(task.at(replicas, self.setting.batched_tokens, slower=False)))
-        hits, rates = None if found.warm is None else found.warm.hit_ratio, found.sustainable_rps
+        cache = prefix_cache(cached_replica(task.at(replicas, self.setting.batched_tokens, slower=False)))
+        hits, rates = None if cache.warm is None else cache.warm.hit_ratio, cache.sustainable_rps
         price = (replicas + self.spare) * (self.winner.price + gib * self.memory_hour)
         return Tier(gib, replicas, hits, rates.good, rates.guaranteed, price)
 

@@ -26,14 +26,14 @@ class Spaced(NamedTuple):
     replicas_without: int
 
     def of(self, race: Race) -> Race:
-        """Return the race in which it takes the place of the kind without."""
+        """Return the race with it in the place of the kind without."""
         sizes = {c: s for c, s in race.sizes.items() if c is not self.without}
         sizes[self.kind] = self.found.setting
         return race._replace(winner=self.kind, found=self.found, sizes=sizes)
 
 
 def spaced(race: Race, tell: Callable[[str], None]) -> Spaced | None:
-    """Look for an interval with which a kind costs less than the winner does, if gaps are why it does not."""
+    """Look for an interval with which a kind costs less than the winner, where gaps are what binds it."""
     if race.winner is None or race.found is None:
         return None
     best, least = None, race.winner.cost(race.found.setting)
@@ -49,8 +49,8 @@ def spaced(race: Race, tell: Callable[[str], None]) -> Spaced | None:
         for interval in _INTERVALS:
             at_interval = replace(model, engine=replace(engine, prefill_interval=interval))
             other = kind.varied(size, replace(kind.task, model=at_interval))
-            if (found := _found(other, _most(other, least))) is not None:
-                least, best = other.cost(found.setting), Spaced(other, found, interval, kind, size.replicas)
+            if (fewest := _found(other, _most(other, least))) is not None:
+                least, best = other.cost(fewest.setting), Spaced(other, fewest, interval, kind, size.replicas)
     return best
 
 

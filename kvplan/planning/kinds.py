@@ -111,7 +111,7 @@ class Kind:
         return "no formula has conversations beside layers of several kinds" if talks else None
 
     def tables(self) -> dict[str, Any]:
-        """The tables [model], [gpu], [timing] and [provenance] of a profile."""
+        """Make tables [model], [gpu], [timing], [provenance] of a profile."""
         limits = {"max_num_seqs": self.max_num_seqs, "max_num_batched_tokens": self.batched_tokens}
         memory = estimate_part(self.memory, self.shape, self.gpu, None, limits=limits)
         times = roofline_part(self.speed, self.shape, self.gpu, self.parallelism, self.engine)

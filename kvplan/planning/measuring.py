@@ -56,14 +56,14 @@ class Run(NamedTuple):
 
 
 class Measuring(NamedTuple):
-    """What `kvplan measure` says.
+    """Result of `kvplan measure`.
 
     Attributes
     ----------
     binding
-        What ends the rate of a replica: an objective, or the limit of what is sustainable.
+        Limit of a replica's rate: an objective, or the sustainable rate.
     band
-        How many times as long as the timing says iterations take, four times in five.
+        Factors on the timing's iteration times, four times in five.
     rate_rps, interval_rps
         That rate as it is expected, and within which it is four times in five.
     replicas
@@ -172,7 +172,7 @@ def first_runs(profile: Profile) -> First:
 
 
 def _enough(left: Replicas) -> str:
-    """Say that so few numbers of replicas are left that no run settles more; empty where more are left."""
+    """Say that no run settles more, so few numbers of replicas are left; empty where more are."""
     low, high = left
     if high is None or high - low >= _ENOUGH:
         return ""
@@ -215,7 +215,7 @@ class Design:
         return task
 
     def _end(self, times: float) -> Ends:
-        """Rates around the one at which a replica's objectives end, whose iterations take so many times as long."""
+        """Return rates around the end of a replica's objectives, whose iterations take `times` as long."""
         most, task = sustainable_rate(self.model)[1] / times, self._task(times)
 
         def ends(rate_rps: float) -> bool:
@@ -227,7 +227,7 @@ class Design:
 
     @cached_property
     def _ends(self) -> tuple[float, str]:
-        """The rate of a replica at which its objectives end, and which of them."""
+        """Rate of a replica at which its objectives end, and which of them."""
         low, high = self._end(1.0)
         missed = self._task(1.0).at_rate(high).quick(1, self.budget)
         worst = max(missed.decided, key=lambda decision: decision.excess, default=None)
@@ -308,7 +308,7 @@ class Design:
         return np.asarray(parts / np.maximum(parts.sum(axis=1, keepdims=True), 1e-300))
 
     def duration_s(self, load: Point) -> float:
-        """How long a run takes, with a wave to warm up."""
+        """Return the time of a run, with a wave to warm up."""
         requests = (load.requests or 0) + (load.concurrency or 1)
         return requests * self.times(load.concurrency or 1)[Kind.INTERVAL]
 
@@ -325,13 +325,13 @@ class Design:
         return math.hypot(math.sqrt(variance), misfit(self.seen, math.log(self.at)))
 
     def band(self) -> Ends:
-        """How many times as long as the timing says iterations may take, as narrow as runs have made that."""
+        """Return the factors on iteration times, as narrow as runs have made them."""
         low, high = self.first_band
         middle, narrower = math.sqrt(low * high), self.spread() / self.first_spread
         return middle * (low / middle) ** narrower, middle * (high / middle) ** narrower
 
     def interval(self, band: Ends) -> Ends:
-        """Rates of a replica between which four in five lie."""
+        """Bound a replica's rates: four in five lie between."""
         return self._end(band[1])[0], self._end(band[0])[0]
 
     def replicas(self, band: Ends) -> Replicas:

@@ -108,7 +108,7 @@ def placements_compared(model: ServingModel, plan: Plan, replicas: int) -> Compa
     ways = [_in_order(chain(*(parts[i] for i in group)) for group in way) for way in made]
     ways += [apart] * (apart not in ways)
     known = {group: measure(group) for group in dict.fromkeys((*apart, everything))}
-    found = search(ways, replicas, offered, sustainable, measure, known, may_measure)
+    mixture = search(ways, replicas, offered, sustainable, measure, known, may_measure)
 
     @cache
     def pool(group: Group, given: int) -> Pool:
@@ -121,9 +121,9 @@ def placements_compared(model: ServingModel, plan: Plan, replicas: int) -> Compa
         given = give_replicas([offered(g) for g in groups], [known[g] for g in groups], replicas)
         return _placement(tuple(map(pool, groups, given)))
 
-    shown = {"segregated": apart, "mixed": (everything,), "best": found.best}
+    shown = {"segregated": apart, "mixed": (everything,), "best": mixture.best}
     placements = {name: placement(groups) for name, groups in shown.items()}
-    return Comparison(replicas, len(parts), found, left_out, placements)
+    return Comparison(replicas, len(parts), mixture, left_out, placements)
 
 
 def _refuse_prefixes(model: ServingModel) -> None:
@@ -137,7 +137,7 @@ def _refuse_prefixes(model: ServingModel) -> None:
 
 
 def subset(model: ServingModel, classes: Sequence[int], replicas: int = 1) -> ServingModel:
-    """Return what one of so many replicas sees that serve these classes alone."""
+    """Return the model of one of `replicas` that serve these classes alone."""
     kept = tuple(replace(model.classes[i], rate_rps=model.classes[i].rate_rps / replicas) for i in classes)
     share = math.fsum(c.rate_rps for c in kept) / model.total_rate_rps
     return replace(model, classes=kept, arrivals=model.arrivals.split(1 / share))
@@ -149,7 +149,7 @@ def _work_s(model: ServingModel) -> float:
 
 
 def _parts(model: ServingModel, needs: Sequence[float], most: int) -> tuple[Group, ...]:
-    """Each class alone; of more than `most`, neighbours in decode length together, about as busy as each other."""
+    """Part the classes: each alone; of more than `most`, neighbours in decode length, about equally busy."""
     lengths = [float(np.average(c.decode_tokens, weights=c.decode_weights)) for c in model.classes]
     order = sorted(range(len(needs)), key=lambda i: (lengths[i], needs[i]))
     in_order = np.array([needs[i] for i in order])
@@ -178,7 +178,7 @@ def _placement(pools: tuple[Pool, ...]) -> Placement:
 
 
 def _figure(pools: Sequence[Pool], key: str) -> Figure | None:
-    """A mean of the groups' requests; of one group the very figure of its operating point."""
+    """Average over the groups' requests; of one group, take its operating point's figure."""
     values = [attrgetter(key)(p.latency) for p in pools]
     ends = [p.latency.ci95.get(key) for p in pools]
     if None in values:

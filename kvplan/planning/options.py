@@ -154,7 +154,7 @@ _NO_GPU = "--gpu is missing: which GPUs? Known are "
 
 
 def _lacking(model: str, gpu: Sequence[str]) -> UsageError:
-    """All that a model has to be asked with."""
+    """List all options that a model needs."""
     read_model(model)
     error = UsageError("a demand is missing: --rate or --users, with --in and --out; or --trace FILE")
     if not gpu:
@@ -163,21 +163,21 @@ def _lacking(model: str, gpu: Sequence[str]) -> UsageError:
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Settings of an engine by key; values are those that a profile may have."""
-    found: dict[str, Any] = {}
+    """Read settings of an engine by key; values as in a profile."""
+    settings: dict[str, Any] = {}
     for text in texts:
         key, _, value = (part.strip() for part in text.partition("="))
         if key not in SETTINGS:
             raise UsageError(
                 f"--settings {text[:60]!r}: {did_you_mean(key, sorted(SETTINGS), 'KEY=VALUE with')}"
             )
-        if key in found:
+        if key in settings:
             raise UsageError(f"--settings {key} is there twice")
         try:
-            found[key] = tomli.loads(f"value = {value}")["value"]
+            settings[key] = tomli.loads(f"value = {value}")["value"]
         except tomli.TOMLDecodeError:
-            found[key] = value  # a word, such as first-chunk
-    return found
+            settings[key] = value  # a word, such as first-chunk
+    return settings
 
 
 def _demand(asked: PlanOptions) -> Demand | None:
@@ -217,7 +217,7 @@ def _demand(asked: PlanOptions) -> Demand | None:
 
 
 def _replay(path: Path, reference: str, rate: float | None) -> Replay:
-    """The requests of a file, at another rate if one is given."""
+    """Read the requests of a file, at another rate if given."""
     traffic = gather({FileKind.REQUESTS: [path]}, Asked(reference=reference)).profile.tables
     tables: dict[str, Any] = {name: traffic[name] for name in TRAFFIC if name in traffic}
     recorded = read_trace(path).recorded
@@ -227,7 +227,7 @@ def _replay(path: Path, reference: str, rate: float | None) -> Replay:
 
 
 def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
-    """The profiles that were named; none where a model was."""
+    """Load the profiles named; none if it is a model."""
     shipped = shipped_profiles()
     models = [
         one for one in services if isinstance(one, str) and not one.endswith(".toml") and one not in shipped
@@ -241,8 +241,8 @@ def _profiles(services: Sequence[str | Profile]) -> list[Profile]:
     if models:
         return []
     return [
-        one if isinstance(one, Profile) else with_trace(load_profile(one, stdin=BytesIO()))
-        for one in services
+        service if isinstance(service, Profile) else with_trace(load_profile(service, stdin=BytesIO()))
+        for service in services
     ]
 
 
@@ -269,13 +269,13 @@ def _kinds(model: ModelShape, asked: PlanOptions, settings: Mapping[str, Any]) -
         raise UsageError(
             "--gpu-memory, --gpu-bandwidth and --gpu-flops describe one GPU; name one with --gpu"
         )
-    found = [find_gpu(name, **asked.gpu_figures) for name in gpu]
+    chosen = [find_gpu(name, **asked.gpu_figures) for name in gpu]
     if not asked.weights:
         with_weights(shape, None)  # refuses weights that are kept in a way not known
     tensor, *others = asked.ranks
     ranks = product(tensor or TENSOR_PARALLEL, *(numbers or (1,) for numbers in others))
     parallelism = [*starmap(Parallelism, ranks)] if any(asked.ranks) else []
-    _refuse_misfits(parallelism, shape, found)
+    _refuse_misfits(parallelism, shape, chosen)
     engine, version = _engine(asked)
     how: dict[str, Any] = {"weights": asked.weights, "kv_dtype": asked.kv_dtype}
     how |= {"engine": engine, "version": version}
@@ -287,24 +287,24 @@ def _kinds(model: ModelShape, asked: PlanOptions, settings: Mapping[str, Any]) -
     config = None if shape.like else reference_to(Path(shape.source), asked.folder or Path())
     about = {"config": config, "loras": asked.loras, "lora_rank": asked.lora_rank}
     how["about"] = tuple((key, value) for key, value in about.items() if value is not None)
-    return list(kinds(shape, found, parallelism=parallelism, **how))
+    return list(kinds(shape, chosen, parallelism=parallelism, **how))
 
 
 def _prices(
     options: Sequence[Kind | Profile], gpu_hour: Mapping[str, float], replica_hour: Mapping[str, float]
 ) -> dict[str, float] | None:
-    """Price of a replica an hour, by the name of each kind and the source of each profile; None: nobody says."""
+    """Price a replica's hour, by the name of each kind and the source of each profile; None: nobody says."""
     of_gpu, of_replica = (
         {catalogued(name): price for name, price in prices.items()} for prices in (gpu_hour, replica_hour)
     )
     prices: dict[str, float | None] = {}
     names = set()
-    for one in options:
-        if isinstance(one, Kind):
-            name, key, gpus, own = one.gpu.name, one.name, one.parallelism.gpus, None
+    for option in options:
+        if isinstance(option, Kind):
+            name, key, gpus, own = option.gpu.name, option.name, option.parallelism.gpus, None
         else:
-            name, key = Path(one.source).name.removesuffix(".toml"), one.source
-            gpus, own = one.model.replica.gpus, one.plan.gpu_hour
+            name, key = Path(option.source).name.removesuffix(".toml"), option.source
+            gpus, own = option.model.replica.gpus, option.plan.gpu_hour
         names.add(name)
         each = of_gpu.get(name, of_gpu.get("", own))
         prices[key] = of_replica.get(name, of_replica.get("", None if each is None else gpus * each))
@@ -321,7 +321,7 @@ def _prices(
 
 
 def _schedule(text: str | None) -> dict[str, Any] | None:
-    """The table [workload] of a file; None where the profile has its own."""
+    """Read table [workload] of a file; None where the profile has its own."""
     if text is None or text == "own":
         return None
     path = Path(text)
@@ -341,11 +341,11 @@ def _schedule(text: str | None) -> dict[str, Any] | None:
 
 
 def _check_alike(profiles: Sequence[Profile], rate: float | None) -> None:
-    """Refuse to compare what is not asked for the same."""
-    differ = sorted({s.key for one in profiles for s in set(one.plan.slos) ^ set(profiles[0].plan.slos)})
+    """Refuse to compare profiles of different demands."""
+    differ = sorted({s.key for each in profiles for s in set(each.plan.slos) ^ set(profiles[0].plan.slos)})
     if differ:
         raise UsageError(f"the profiles differ in {', '.join(differ)} of [slo]: give it to all, with --slo")
-    rates = sorted({float(f"{one.model.total_rate_rps:.9g}") for one in profiles})
+    rates = sorted({float(f"{each.model.total_rate_rps:.9g}") for each in profiles})
     if len(rates) > 1 and rate is None:
-        offered = ", ".join(f"{one:g}" for one in rates)
+        offered = ", ".join(f"{each:g}" for each in rates)
         raise UsageError(f"the profiles offer {offered} requests/s; compare them at one demand, with --rate")

@@ -1,4 +1,4 @@
-"""The plan of a service: the cheapest replicas that meet its objectives, and what the number of them hangs on."""
+"""Plan of a service: the cheapest replicas that meet its objectives, and what their number depends on."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -52,62 +52,62 @@ def plan(request: Request, tell: Callable[[str], None] = lambda _: None, *, engi
         candidates.append(candidate)
     named = all(isinstance(option, Profile) for option in request.options)
     possible = [c for c in candidates if c.bound <= MOST_REPLICAS]
-    found = race(possible, tell, full=named, engine=engine)
-    if candidates and _is_too_much(found, len(candidates)):
+    raced = race(possible, tell, full=named, engine=engine)
+    if candidates and _is_too_much(raced, len(candidates)):
         least = min(candidates, key=lambda c: c.bound)
         raise UsageError(
             f"the demand takes {max(least.bound, MOST_REPLICAS + 1):,} replicas or more, of {least.name}, and a plan "
             f"has at most {MOST_REPLICAS:,}; is the rate as meant? If it is, plan a part of it"
         )
-    if found.winner is None and (unknown := [each for each in refused if each.unknown]):
+    if raced.winner is None and (unknown := [each for each in refused if each.unknown]):
         raise UsageError(f"{unknown[0].name}: this demand is {unknown[0].why}")
-    refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in found.refused]
+    refused += [Refused(c.name, "misses an objective while idle", c.idle_look.decided) for c in raced.refused]
     # in the words of the winner: the context of another kind may cut what it serves whole
-    worded = [profiles[found.winner]] if found.winner else [*profiles.values()]
+    worded = [profiles[raced.winner]] if raced.winner else [*profiles.values()]
     demand = _in_words(worded[0]) if worded else ""
     try:
-        at_intervals = None if "prefill_interval" in request.settings else spaced(found, tell)
+        at_intervals = None if "prefill_interval" in request.settings else spaced(raced, tell)
         if at_intervals is not None:
             pace: dict[KeyPath, object] = {("engine", "prefill_interval"): at_intervals.interval}
             profiles[at_intervals.kind] = profiles.pop(at_intervals.without).changed(pace)
-            found = at_intervals.of(found)
-        return _around(found, profiles, refused, demand, request, tell)._replace(spaced=at_intervals)
+            raced = at_intervals.of(raced)
+        return _around(raced, profiles, refused, demand, request, tell)._replace(spaced=at_intervals)
     except KeyboardInterrupt:
-        if found.winner is None:
+        if raced.winner is None:
             raise
-        return _interrupted(found, profiles, refused, demand, request)
+        return _interrupted(raced, profiles, refused, demand, request)
 
 
-def _is_too_much(found: Race, candidates: int) -> bool:
-    """Return whether only more replicas would do than a plan may have."""
-    if found.found is not None:
-        return found.found.setting.replicas > MOST_REPLICAS
-    return found.winner is None and len(found.refused) < candidates
+def _is_too_much(raced: Race, candidates: int) -> bool:
+    """Tell whether more replicas are needed than a plan may have."""
+    if raced.found is not None:
+        return raced.found.setting.replicas > MOST_REPLICAS
+    return raced.winner is None and len(raced.refused) < candidates
 
 
 def _around(
-    found: Race,
+    raced: Race,
     profiles: Mapping[Candidate, Profile],
     refused: Sequence[Refused],
     demand: str,
     request: Request,
     tell: Callable[[str], None],
 ) -> Plan:
-    """Look around the winner: sizes, costs, alternatives; or what would make an impossible demand possible."""
-    if found.winner is None:
+    """Look around the winner: sizes, costs, alternatives; or for ways out of an impossible demand."""
+    if raced.winner is None:
         tell("what would make it possible")
         return Plan(
-            Status.IMPOSSIBLE, demand, request, found, tuple(refused), ways=_ways(found.refused, request)
+            Status.IMPOSSIBLE, demand, request, raced, tuple(refused), ways=_ways(raced.refused, request)
         )
-    winner, size = found.winner, found.found
+    winner, size = raced.winner, raced.found
     if size is None:
-        return _interrupted(found, profiles, refused, demand, request)
+        return _interrupted(raced, profiles, refused, demand, request)
     tell("around the plan")
     service = service_profile(profiles[winner], winner, size.setting, request)
     analyses = Analyses(service.model, service.plan)
     latency, verdict = analyses.latency, analyses.verdict
     profile, setting = profiles[winner], size.setting
-    band, spread = around.band(found, winner, setting), around.spread(profile, winner, setting, request)
+    band, spread = around.band(raced, winner, setting), around.spread(profile, winner, setting, request)
     short = around.by_short_runs(winner, setting)
     spare = headroom(Size(winner.task, *setting), lambda: size.judged)
     varies = around.varies(service.model, latency)
@@ -123,7 +123,7 @@ def _around(
         Status.PLANNED,
         demand,
         request,
-        found,
+        raced,
         tuple(refused),
         profile=service,
         objectives=tuple(
@@ -141,7 +141,7 @@ def _around(
         band=band,
         by_short_runs=short,
         spread=tuple(spread),
-        alternatives=tuple(around.alternatives(found, winner)),
+        alternatives=tuple(around.alternatives(raced, winner)),
         versus=tuple(around.versus(request.kind, winner, profiles)),
         routers=tuple(around.routers(winner, setting)),
         first_come=around.first_come(winner, setting),
@@ -161,15 +161,15 @@ def _around(
 
 
 def _interrupted(
-    found: Race,
+    raced: Race,
     profiles: Mapping[Candidate, Profile],
     refused: Sequence[Refused],
     demand: str,
     request: Request,
 ) -> Plan:
-    assert found.winner is not None
-    mean_rps, worst = around.demand_over_time(profiles[found.winner].model)
-    return Plan(Status.INTERRUPTED, demand, request, found, tuple(refused), mean_rps=mean_rps, worst=worst)
+    assert raced.winner is not None
+    mean_rps, worst = around.demand_over_time(profiles[raced.winner].model)
+    return Plan(Status.INTERRUPTED, demand, request, raced, tuple(refused), mean_rps=mean_rps, worst=worst)
 
 
 def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Candidate:
@@ -194,12 +194,12 @@ def _candidate(option: Kind | Profile, profile: Profile, request: Request) -> Ca
 
 
 def _key(option: Kind | Profile) -> str:
-    """Under which its price is known."""
+    """Return the key of its price."""
     return option.name if isinstance(option, Kind) else option.source
 
 
 def _ways(refused: Sequence[Candidate], request: Request) -> Ways:
-    """Return what would make the demand possible."""
+    """Find ways to make the demand possible."""
     given, demand = [option for option in request.options if isinstance(option, Kind)], request.demand
 
     def candidate_of(kind: Kind, asked: Request = request) -> Candidate | None:

@@ -34,7 +34,7 @@ _IDLE = 0.2
 
 
 class Status(StrEnum):
-    """How a search ended."""
+    """End of a search."""
 
     PLANNED = "planned"
     IMPOSSIBLE = "impossible"
@@ -110,7 +110,7 @@ class Cost(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What the demand that is planned for gives each replica, and each GPU."""
+    """Part of the planned demand that each replica, and each GPU, serves."""
 
     replica_rps: float
     gpu_output_tokens_per_s: float
@@ -137,7 +137,7 @@ class Power(NamedTuple):
 
 
 class Energy(NamedTuple):
-    """What all GPUs draw at load, `busy` of the time, and idle, watts; energy as run, of a token of the mean demand."""
+    """Watts of all GPUs at load, `busy` of the time, and idle; energy as run, of a token of the mean demand."""
 
     watts: float
     idle_watts: float
@@ -158,7 +158,7 @@ class Next(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of the search.
+    """Request for a search.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class Request:
     load_s
         From the start of a replica until it serves; None: the period of the schedule is not planned.
     split
-        Whether prefill and decode apart are looked at.
+        True where prefill and decode apart are looked at.
     spare
         Replicas beyond those that are enough, in GPUs and cost alone.
     settings
@@ -210,21 +210,21 @@ class Request:
     folder: Path = Path()
 
     def option(self, name: str) -> Kind | Profile:
-        """The kind of replica, or the profile, that is called so."""
+        """Return the kind of replica, or the profile, by name."""
         return next(option for option in self.options if option.name == name)
 
     def kind(self, name: str) -> Kind | None:
-        """The kind of replica that is called so; None: it is a profile."""
+        """Return the kind of replica by name; None: it is a profile."""
         option = self.option(name)
         return option if isinstance(option, Kind) else None
 
     def model_table(self, name: str) -> Mapping[str, Any] | None:
-        """The table [model] of the option that is called so."""
+        """Return the table [model] of an option by name."""
         option = self.option(name)
         return option.model_table if isinstance(option, Kind) else option.tables.get("model")
 
     def power(self, name: str) -> Power | None:
-        """What a GPU of the option that is called so draws; None: nobody says."""
+        """Return what a GPU of the option draws; None: nobody says."""
         option = self.option(name)
         said = option.gpu if isinstance(option, Kind) else option.plan
         idle = None if isinstance(option, Kind) else option.plan.idle_watts
@@ -239,7 +239,7 @@ class Request:
 
 
 class Plan(NamedTuple):
-    """What `kvplan plan` says.
+    """Result of `kvplan plan`.
 
     Attributes
     ----------
@@ -320,7 +320,7 @@ class Plan(NamedTuple):
         return self.race.sizes[self.winner] if self.race.found is None else self.race.found.setting
 
     def kind(self, name: str) -> Kind | None:
-        """The kind of replica that is called so; None: it is a profile."""
+        """Return the kind of replica by name; None: it is a profile."""
         return self.request.kind(name)
 
     @property
@@ -329,7 +329,7 @@ class Plan(NamedTuple):
         return self.cost_of(self.winner, self.setting)
 
     def bought(self, replicas: int) -> int:
-        """Replicas with the spare ones."""
+        """Count replicas with the spare ones."""
         return replicas + self.request.spare
 
     def cost_of(self, candidate: Candidate, setting: Setting) -> Cost | None:
@@ -343,7 +343,7 @@ class Plan(NamedTuple):
 
     @property
     def share(self) -> Share:
-        """The share of each; users ask as often as so many replicas let them."""
+        """Share of each; users ask as often as so many replicas let them."""
         model, replicas = self.winner.task.model, self.setting.replicas
         tokens = model.mix.mean(model.mix.decode_tokens) / model.replica.gpus
         rate_rps = (self.mean_rps if self.worst is None else model.total_rate_rps) / replicas
@@ -364,7 +364,7 @@ class Plan(NamedTuple):
 
     @property
     def energy(self) -> Energy | None:
-        """What it draws as run; None where nobody says what a GPU does."""
+        """Energy as run; None where nobody says what a GPU draws."""
         power, mix = self.request.power(self.winner.name), self.winner.task.model.mix
         if power is None or self.busy is None:
             return None

@@ -1,4 +1,4 @@
-"""A profile that is planned again: what is asked of it otherwise, the rest as it was."""
+"""Plans of a saved profile: some options asked anew, the rest as it was."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,7 +32,7 @@ class Stated:
 
 
 def traffic_of(profile: Profile) -> Stated | Replay:
-    """The demand that a profile states."""
+    """Return the demand of a profile."""
     tables = {name: profile.tables[name] for name in TRAFFIC if name in profile.tables}
     recorded = profile.model.arrivals.trace
     if recorded is None or profile.trace is None:
@@ -41,7 +41,7 @@ def traffic_of(profile: Profile) -> Stated | Replay:
 
 
 def asked_again(profile: Profile, asked: PlanOptions, *, priced: bool) -> PlanOptions:
-    """Options with what a profile says in the place of those that are not given; `priced`: its price, too."""
+    """Fill in options that are not given from a profile; `priced`: its price, too."""
     table, engine, plan = profile.tables.get("model", {}), profile.tables.get("engine", {}), profile.plan
     routing = profile.tables.get("fleet", {}).get("routing")
     known: dict[str, Any] = {
@@ -71,7 +71,7 @@ def price_left_out(profile: Profile, asked: PlanOptions) -> str:
 
 
 def catalogued(name: str) -> str:
-    """Return the name of a GPU as the catalogue has it, or that of a profile; of all others the empty one."""
+    """Return the name of a GPU as the catalogue has it, or that of a profile; otherwise an empty one."""
     name = name.removeprefix("./").removesuffix(".toml")
     with suppress(UsageError):
         return find_gpu(name).name if name else name
@@ -79,7 +79,7 @@ def catalogued(name: str) -> str:
 
 
 def shape_of(profile: Profile) -> ModelShape:
-    """The model of a profile, whose requests are no longer than they were."""
+    """Return the model of a profile, with requests no longer than before."""
     table, most = profile.tables.get("model"), profile.tables.get("engine", {}).get("max_model_len")
     if table is None:
         options = "--gpu, --tp and its like, --weights, --kv-dtype and --loras are of a model to estimate"
@@ -90,7 +90,7 @@ def shape_of(profile: Profile) -> ModelShape:
 
 
 def restated(profile: Profile, asked: PlanOptions, read: Callable[[PlanOptions], Demand | None]) -> Profile:
-    """A profile whose only class, or conversation, is asked for as the options say; `read` makes a demand of them."""
+    """Restate the only class, or conversation, of a profile by the options; `read` makes a demand of them."""
     given = {
         "--in": asked.input is not None,
         "--out": asked.output is not None,
@@ -103,7 +103,7 @@ def restated(profile: Profile, asked: PlanOptions, read: Callable[[PlanOptions],
     if not (closed or any(given.values())):
         return profile
     every = [*profile.tables.get("classes", ()), *profile.tables.get("sessions", ())]
-    one = dict(every[0]) if every else {}
+    stated = dict(every[0]) if every else {}
     option = next((option for option, is_given in given.items() if is_given), "--rate")
     if len(every) != 1 or profile.trace is not None:
         has = "requests of a trace" if profile.trace is not None else f"{len(every)} classes"
@@ -114,19 +114,19 @@ def restated(profile: Profile, asked: PlanOptions, read: Callable[[PlanOptions],
     full |= {"rate": 1.0} if asked.users is None else {}
     made = read(replace(asked, **full, think=None))
     assert made is not None
-    talks = "first" in one or made.is_conversation or asked.think is not None
+    talks = "first" in stated or made.is_conversation or asked.think is not None
     if talks:  # all that a conversation has, whatever the options say of it
         (new,) = replace(made, think_s=asked.think, users=made.users or 1).tables["sessions"]
-        one = one if "first" in one else _session(one, new)
+        stated = stated if "first" in stated else _session(stated, new)
     else:
         (new,) = made.tables["classes"]
     keys = {"--in": ("input", "first", "user"), "--out": ("decode",), "--users": ("users",)}
     keys |= {"--system-prompt": ("shared",), "--turns": ("turns",), "--think": ("think",)}
     changed = {key: new[key] for option in keys for key in keys[option] if given[option] and key in new}
     if given["--users"] or closed:
-        one = {key: value for key, value in one.items() if key not in ("rate", "users")}
-        one |= {"rate": 1.0} if closed else {}  # the rate that is asked for takes its place
-    table = {**one, **changed}
+        stated = {key: value for key, value in stated.items() if key not in ("rate", "users")}
+        stated |= {"rate": 1.0} if closed else {}  # the rate that is asked for takes its place
+    table = {**stated, **changed}
     traffic: dict[KeyPath, object] = {
         ("classes",): None if talks else [table],
         ("sessions",): [table] if talks else None,
@@ -141,7 +141,7 @@ def restated(profile: Profile, asked: PlanOptions, read: Callable[[PlanOptions],
 
 
 def _session(table: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
-    """A class as conversations of one turn."""
+    """Make a class conversations of one turn."""
     if more := table.keys() - {"name", "input", "decode", "rate"}:
         raise UsageError(
             f"a class with {', '.join(sorted(more))} is not made a conversation; give --in and --out too"

@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A size, and what long runs say of it."""
+    """A size, and its judgement by long runs."""
 
     setting: Setting
     judged: Judged
@@ -52,7 +52,7 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A kind of replica, and what is known of it.
+    """A kind of replica, and its runs so far.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class Candidate:
 
     @property
     def idle_look(self) -> Quick:
-        """That with the better of the two."""
+        """The better of the two."""
         return min(self.looked_at_idle.values(), key=lambda look: look.excess)
 
     @property
@@ -149,7 +149,7 @@ class Candidate:
         return [tokens for tokens in dict.fromkeys([*even, *own, *self.listed]) if tokens >= least]
 
     def best(self, replicas: int) -> tuple[Setting, Quick]:
-        """The budget that uses least of the objectives; the engine's own where that is about as good."""
+        """Find the budget that uses least of the objectives; the engine's own if about as good."""
         settings = [Setting(replicas, tokens) for tokens in self.budgets(replicas)]
         own = Setting(replicas, self.engine_tokens)
         if own in settings and (look := self.quick(own)).excess <= _NEAR:  # whatever the others use
@@ -191,17 +191,17 @@ class Candidate:
         return next((setting for setting in settings if self.quick(setting).passes), None)
 
     def near(self, replicas: float) -> int | None:
-        """The fewest replicas by short runs, begun at about so many; None: no number is enough."""
+        """Find the fewest replicas by short runs, beginning near so many; None: none is enough."""
         setting = self.fewest(near=round(replicas))
         return None if setting is None else setting.replicas
 
     def band(self, setting: Setting) -> Band | None:
-        """Replicas at the ends of the error band of the timing, where it has one."""
+        """Find replicas at the ends of the timing's error band, if it has one."""
         ends = self.task.model.measured.band
         return None if ends is None else self.between(setting, ends)
 
     def between(self, setting: Setting, ends: tuple[float, float]) -> Band:
-        """Replicas where iterations take so many times as long as the timing says."""
+        """Find replicas where iterations take `ends` times as long as stated."""
         low, high = (
             self.varied(setting, replace(self.task, times=end)).near(setting.replicas * end) for end in ends
         )
@@ -215,14 +215,14 @@ def _is_hopeless(ends: Sequence[Quick]) -> bool:
 
 
 class Race(NamedTuple):
-    """What a search found.
+    """Result of a search.
 
     Attributes
     ----------
     winner, found
         The candidate that costs least, and its size; None where none is enough, or long runs were not made any more.
     sizes
-        The least that short runs have as enough, of those that do not cost much more.
+        The least that are enough by short runs, of those that do not cost much more.
     refused
         Candidates of which not even an idle replica meets the objectives.
     dearer
@@ -230,7 +230,7 @@ class Race(NamedTuple):
     bands
         Sizes within the error band of the timing, of candidates that cost about as much as the winner.
     simulations
-        How many settings were simulated, short and long runs apart.
+        Number of settings simulated, short and long runs apart.
     """
 
     winner: Candidate | None
@@ -273,7 +273,7 @@ def race(
     waiting = every
     sizes: dict[Candidate, Setting] = {}
     refused: list[Candidate] = []
-    winner, found, bands, total = None, None, dict[Candidate, Band | None](), len(every)
+    winner, best, bands, total = None, None, dict[Candidate, Band | None](), len(every)
     try:
         while waiting:
             wave, waiting = waiting[: engine.ahead], waiting[engine.ahead :]
@@ -291,17 +291,17 @@ def race(
                     refused.append(candidate)
         if not full:
             sizes = {c: s for c, s in sizes.items() if s.replicas <= (_ceiling(c, sizes) or math.inf)}
-        winner, found, bands = _confirmed(sizes, tell)
+        winner, best, bands = _confirmed(sizes, tell)
     except KeyboardInterrupt:
         if not sizes:
             raise
         winner = min(sizes, key=lambda c: c.cost(sizes[c]))
     simulations = sum(len(c.idle) + len(c.short) + len(c.long) for c in every)
-    return Race(winner, found, sizes, tuple(refused), total - len(sizes) - len(refused), bands, simulations)
+    return Race(winner, best, sizes, tuple(refused), total - len(sizes) - len(refused), bands, simulations)
 
 
 def _ceiling(candidate: Candidate, sizes: Mapping[Candidate, Setting]) -> int | None:
-    """The most replicas of a candidate that are of interest; weights of the model's own compete among themselves."""
+    """Return the most replicas of interest of a candidate; the model's own weights compete among themselves."""
     rivals = [c.cost(s) for c, s in sizes.items() if c.own_weights or not candidate.own_weights]
     return math.floor(_CEILING * min(rivals) / candidate.price) if rivals else None
 
@@ -358,18 +358,18 @@ def _slow_cost(candidate: Candidate, setting: Setting, band: Band | None) -> flo
     return math.inf if band.replicas[1] is None else band.replicas[1] * candidate.price
 
 
-def fewer(candidate: Candidate, found: Found) -> Found:
-    """One replica less, of hundreds several, as long as long runs confirm that with a budget of its own."""
-    step = _step(found.setting)
+def fewer(candidate: Candidate, size: Found) -> Found:
+    """Take replicas off, of hundreds several at once, while long runs confirm it with a budget of its own."""
+    step = _step(size.setting)
     while step:
-        replicas = found.setting.replicas - step
+        replicas = size.setting.replicas - step
         if replicas >= candidate.bound:
             setting, _ = candidate.best(replicas)
             if (judged := candidate.judge(setting)).state is State.HOLDS:
-                found = Found(setting, judged)
+                size = Found(setting, judged)
                 continue
         step //= 2
-    return found
+    return size
 
 
 def _step(setting: Setting) -> int:
@@ -377,7 +377,7 @@ def _step(setting: Setting) -> int:
 
 
 def neighbours(candidate: Candidate, setting: Setting) -> Iterable[Found]:
-    """One replica less, where there is one, and one more, of which the same budget is nearly always enough."""
+    """Yield one replica less, if there is one, and one more, where the same budget is nearly always enough."""
     if setting.replicas > 1:
         less = candidate.best(setting.replicas - 1)[0]
         yield Found(less, candidate.judge(less))

@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refused:
-    """The service on one replica of a kind; why it cannot be."""
+    """Profile one replica of a kind; or say why it cannot be."""
     if isinstance(option, Profile):
         return _routed(_with_demand(option, request), request)
     if (why := fits(option)) is not None:
@@ -51,7 +51,7 @@ def replica_profile(option: Kind | Profile, request: Request) -> Profile | Refus
 
 
 def _routed(profile: Profile, request: Request) -> Profile:
-    """Return a profile to whose data-parallel ranks turns come as the router of the service sends them.
+    """Return a profile whose data-parallel ranks get turns as the service's router sends them.
 
     Ranks that are engines of their own are replicas.
     """
@@ -91,7 +91,7 @@ def _with_all_turns(profile: Profile) -> Profile:
 
 
 def _with_demand(profile: Profile, request: Request) -> Profile:
-    """A profile with the traffic that was asked for, where it was."""
+    """Return a profile with the traffic asked for, if any."""
     if request.demand is not None:
         return with_demand(profile, request.demand)
     if request.rate_rps is None:
@@ -109,7 +109,7 @@ def with_demand(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
 
 
 def _with_origin(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
-    """A profile that says where its traffic comes from, with the requests of a trace where those are the demand."""
+    """Say where a profile's traffic comes from, and add the requests of a trace if those are the demand."""
     profile = profile.changed({("provenance", "workload"): demand.origin})
     if not isinstance(demand, Replay):
         return profile
@@ -134,7 +134,7 @@ def with_settings(profile: Profile, settings: Mapping[str, Any]) -> Profile:
 
 
 def with_schedule(profile: Profile, request: Request) -> Profile:
-    """A profile whose rates vary as was asked for, and not as a trace does."""
+    """Return a profile with the schedule asked for, not a trace's."""
     if request.load_s is None:
         return profile
     table = {key: value for key, value in profile.tables.get("workload", {}).items() if key != "trace"}
@@ -147,7 +147,7 @@ def with_schedule(profile: Profile, request: Request) -> Profile:
 
 
 def with_rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """Traffic tables with all rates times a factor, as far as a profile can say them; of users as many more."""
+    """Scale all rates, or users, of traffic tables by a factor, as far as a profile allows."""
 
     def scaled(table: Mapping[str, Any]) -> dict[str, Any]:
         new = {
@@ -165,7 +165,7 @@ def with_rates(tables: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 def service_profile(profile: Profile, winner: Candidate, setting: Setting, request: Request) -> Profile:
-    """The profile of the whole service, with gate and objectives."""
+    """Return the whole service's profile, with gate and objectives."""
     routing = request.router or (Routing.SESSION if winner.task.model.finds_prefixes else Routing.RANDOM)
     gpu, gate = profile.tables["gpu"], profile.tables.get("gate", {})
     demanded = [text for text in gate.get("require", ()) if text != "plan.holds"]

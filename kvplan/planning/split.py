@@ -1,4 +1,4 @@
-"""Prefill and decode on replicas of their own: whether fewer of them do than replicas that do both."""
+"""Prefill and decode on replicas of their own: fewer of them than replicas that do both."""
 
 import math
 from dataclasses import replace
@@ -41,12 +41,12 @@ def apart(profile: Profile, task: Task, setting: Setting, kv_bytes: int | None =
     what = POLICIES[engine_settings(task.model).policy].lacks(replace(task.model, fleet=fleet))
     if what is not None:
         return Apart(None, f"{what} is not simulated for this engine")
-    found = fewest_apart(replace(task, apart=fleet), setting.replicas - 1, setting.batched_tokens)
-    return Apart(found, "" if found else "no split of fewer replicas is enough", assumed)
+    fewest = fewest_apart(replace(task, apart=fleet), setting.replicas - 1, setting.batched_tokens)
+    return Apart(fewest, "" if fewest else "no split of fewer replicas is enough", assumed)
 
 
 def _one_of_each(profile: Profile, task: Task, transfer: str | None, kv_bytes: int | None) -> Fleet | str:
-    """A replica of either side, as the profile has its link; why there can be none."""
+    """Make a replica of either side, with the profile's link; or say why not."""
     gpu, own = profile.tables["gpu"], profile.tables.get("fleet", {})
     table: dict[str, Any] = {"prefill": 1, "decode": 1}
     table["transfer"] = own.get("transfer", transfer)
@@ -64,11 +64,11 @@ def _one_of_each(profile: Profile, task: Task, transfer: str | None, kv_bytes: i
 
 
 def fewest_apart(task: Task, most: int, batched_tokens: int | None) -> Fleet | None:
-    """The least split of at most so many replicas that long runs confirm, from what the formulas ask for on."""
+    """Find the least split, of at most `most` replicas, that long runs confirm, beginning at the formulas'."""
     assert task.apart is not None
-    found = sides(task.at(1, batched_tokens, slower=True), task.apart)
+    halves = sides(task.at(1, batched_tokens, slower=True), task.apart)
     limit = between_tokens_s(task.plan.limits) or math.inf
-    prefill_rps, decode_rps = served(found.prefill).rate_rps, served(found.decode, limit).rate_rps
+    prefill_rps, decode_rps = served(halves.prefill).rate_rps, served(halves.decode, limit).rate_rps
     if not prefill_rps or not decode_rps:
         return None
     least = math.ceil(task.rate_rps / prefill_rps) + math.ceil(task.rate_rps / decode_rps)
@@ -77,10 +77,10 @@ def fewest_apart(task: Task, most: int, batched_tokens: int | None) -> Fleet | N
             :_TRIED
         ]:
             fleet = replace(task.apart, prefill=prefill, decode=size - prefill)
-            one = replace(task, apart=fleet)
+            split = replace(task, apart=fleet)
             if (
-                one.quick(size, batched_tokens).passes
-                and one.judge(size, batched_tokens).state is State.HOLDS
+                split.quick(size, batched_tokens).passes
+                and split.judge(size, batched_tokens).state is State.HOLDS
             ):
                 return fleet
     return None

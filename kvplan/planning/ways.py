@@ -1,4 +1,4 @@
-"""Ways to make a demand possible that no number of replicas meets: by what a request sees that is alone."""
+"""Ways to make a demand possible that no number of replicas meets: by runs of a request alone."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _MOST_KINDS = 2
 
 
 class Ways(NamedTuple):
-    """Three ways; what was not found is None or empty.
+    """Three ways; those not found are None or empty.
 
     `kind` comes nearest, `limits` are looser limits of the objectives that it misses, seconds, by key; `prompt_tokens`
     the mean of shorter prompts with which it meets them, `others` GPUs that meet them all.
@@ -51,7 +51,7 @@ def ways(
 def _shortened(
     nearest: Candidate, prompt_tokens: float, shorter: Callable[[Candidate, float], Candidate | None]
 ) -> float | None:
-    """The longest prompts, to about a part in sixty, with which an idle replica meets everything."""
+    """Find the longest prompts, to about 1 in 60, with which an idle replica meets everything."""
 
     def meets(share: float) -> bool:
         candidate = shorter(nearest, share)
@@ -67,15 +67,15 @@ def _shortened(
 
 
 def _others(given: Sequence[Kind], candidate_of: Callable[[Kind], Candidate | None]) -> tuple[str, ...]:
-    """Kinds of GPUs that were not asked for, the fastest memory first, on as few GPUs as do."""
+    """List GPUs that were not asked for, the fastest memory first, on as few of them as do."""
     if not given:
         return ()
     asked = {kind.gpu.name for kind in given}
-    found: list[str] = []
+    names: list[str] = []
     for gpu in sorted(gpus(), key=lambda gpu: gpu.bandwidth_bytes_per_s, reverse=True):
-        if gpu.name not in asked and len(found) < _MOST_KINDS:
-            found += _first(given[0], gpu, candidate_of)
-    return tuple(found)
+        if gpu.name not in asked and len(names) < _MOST_KINDS:
+            names += _first(given[0], gpu, candidate_of)
+    return tuple(names)
 
 
 def _first(like: Kind, gpu: Gpu, candidate_of: Callable[[Kind], Candidate | None]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Where a key stands in a TOML text: the parser gives values without lines, messages need lines.
+"""Positions of keys in a TOML text: the parser gives values without lines, messages need lines.
 
 The text is valid: it is split into statements at line ends, into key and value at ``=``, into elements at commas,
 outside of strings, comments and brackets. What a key means (quotes, dots, escapes) is left to the TOML parser.
@@ -27,7 +27,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
 def offsets(text: str, paths: Sequence[KeyPath]) -> list[int]:
-    """Offset where each key starts in valid TOML with ``\\n`` line ends, or the nearest table around it, or else 0.
+    """Return offsets of keys in valid TOML with ``\\n`` line ends, or of the nearest table around, or else 0.
 
     >>> text = "[gpu]\\nblock_tokens = 16\\n[[classes]]\\n[[classes]]\\ndecode = {10 = 1, 20 = 1}"
     >>> paths = [("gpu", "block_tokens"), ("gpu", "memory"), ("classes", 1, "decode", "20")]
@@ -36,15 +36,15 @@ def offsets(text: str, paths: Sequence[KeyPath]) -> list[int]:
     """
     parents = {path[:n] for path in paths for n in range(len(path))}
     wanted = parents.union(paths, [()])
-    found: dict[KeyPath, int] = {(): 0}
+    offset_of: dict[KeyPath, int] = {(): 0}
     for path, offset in _keys(text, parents):
         # A dotted key or header also marks the first appearance of the tables that it names.
         for n in range(1, len(path) + 1):
             if path[:n] in wanted:
-                found.setdefault(path[:n], offset)
-        if len(found) == len(wanted):
+                offset_of.setdefault(path[:n], offset)
+        if len(offset_of) == len(wanted):
             break
-    return [next(found[p[:n]] for n in range(len(p), -1, -1) if p[:n] in found) for p in paths]
+    return [next(offset_of[p[:n]] for n in range(len(p), -1, -1) if p[:n] in offset_of) for p in paths]
 
 
 def line_at(text: str, offset: int) -> int:
@@ -57,7 +57,7 @@ def line_at(text: str, offset: int) -> int:
 
 
 def written(path: KeyPath) -> str:
-    """A key path as people write it.
+    """Write a key path as people do.
 
     >>> written(("classes", 0, "decode")), written(("gpu", "a b"))
     ('classes[0].decode', "gpu.'a b'")
@@ -73,7 +73,7 @@ def written(path: KeyPath) -> str:
 
 
 def _keys(text: str, parents: set[KeyPath]) -> Iterator[tuple[KeyPath, int]]:
-    """Every header and key with its offset, in file order; inside a value only where `parents` lead."""
+    """Yield headers and keys with offsets, in file order; inside a value only where `parents` lead."""
     table: KeyPath = ()
     latest: dict[KeyPath, int] = {}  # index of the open element of each [[list]]
     for start, end in _pieces(text, 0, "\n"):

@@ -167,12 +167,12 @@ def shipped_profiles() -> dict[str, Path]:
 
 
 def starter() -> str:
-    """A commented profile that is complete and valid, to be edited."""
+    """Return a commented profile, complete and valid, to edit."""
     return (Path(__file__).parent / "starter.toml").read_text("utf-8")
 
 
 def listing() -> str:
-    """The shipped profiles, sorted: the name, and below it the comment that its file begins with.
+    """List shipped profiles, sorted: the name, and below it the comment that begins its file.
 
     >>> print(*listing().splitlines()[:2], sep="\\n")
     agents-collapse
@@ -186,7 +186,7 @@ def listing() -> str:
 
 
 def shipped_text(name: str) -> str:
-    """The text of a shipped profile, byte for byte; or raise a `ProfileError` that names the nearest."""
+    """Return the text of a shipped profile as it is; or raise a `ProfileError` that names the nearest."""
     shipped = shipped_profiles()
     if name not in shipped:
         quoted = name if name.isprintable() and 0 < len(name) <= 100 else repr(name[:100])
@@ -216,7 +216,7 @@ def load_profile(reference: str | None, *, stdin: BinaryIO) -> Profile:
 
 
 def read_reference(reference: str | None, *, stdin: BinaryIO) -> tuple[bytes, str]:
-    """The bytes that a reference such as that of `load_profile` leads to, and what messages call them."""
+    """Return the bytes of a reference such as that of `load_profile`, and their name in messages."""
     if reference == "-":
         return _read(stdin, "<stdin>"), "<stdin>"
     name = DEFAULT_PROFILE if reference is None else reference
@@ -230,7 +230,7 @@ def read_reference(reference: str | None, *, stdin: BinaryIO) -> tuple[bytes, st
 
 
 def read_file(name: str, source: str | None = None) -> tuple[bytes, str]:
-    """The bytes of a file, and what messages call it: `source`, or else its name."""
+    """Read the bytes of a file; messages call it `source`, or else its name."""
     source = _source(name) if source is None else source
     try:
         with Path(name).open("rb") as file:
@@ -310,7 +310,7 @@ def from_tables(tables: Mapping[str, Any], source: str, folder: Path = Path()) -
 def _profile(
     tables: Mapping[str, Any], source: str, folder: Path, text: str | None = None, data: bytes = b""
 ) -> Profile:
-    """The profile of tables, and of the text and bytes that they were read from, if they were."""
+    """Make a profile of tables, and of the text and bytes that they were read from, if any."""
     checked = schema.check(tables)
     if text is None:
         text = document_text(tables)
@@ -332,7 +332,7 @@ def _profile(
 
 
 def _absent_trace(document: dict[str, Any], folder: Path | None) -> Iterator[Problem]:
-    """The file of a trace that is not there, where other things are wrong and it will not be read."""
+    """Yield a missing trace file as a problem, if other problems keep it from being read."""
     workload = document.get("workload")
     trace = workload.get("trace") if isinstance(workload, dict) else None
     readable = isinstance(trace, str) and trace.strip() and trace.isprintable()
@@ -390,7 +390,7 @@ def _first_line_raising(kind: type[Exception], text: str) -> int:
 
 
 def _refusal(problems: Sequence[Problem], text: str | None, source: str) -> ProfileError:
-    """All that is wrong, in the order of the file; of tables that are in no file, without lines."""
+    """Put together all problems, in the order of the file; of tables in no file, without lines."""
     lines: Sequence[int | None] = [None] * len(problems)
     if text is not None:
         places = offsets(text, [p.path for p in problems])
@@ -433,7 +433,7 @@ def served(document: schema.Document) -> list[tables.Class]:
 
 
 def plan_of(document: schema.Document) -> Plan:
-    """The plan of a checked document."""
+    """Make the plan of a document."""
     slos = [*_slos(document.slo)]
     for which, c in enumerate(served(document)):
         slos += _slos_of_class(c, which)
@@ -455,7 +455,7 @@ def plan_of(document: schema.Document) -> Plan:
 
 
 def model_of(document: schema.Document) -> ServingModel:
-    """The model of a checked document that has all parts."""
+    """Make the model of a document that has all parts."""
     gpu, timing, workload, drafts = document.gpu, document.timing, document.workload, document.drafts
     rate = None if workload is None else workload.rate
     asked = [c for c in document.classes if c.rate != 0]

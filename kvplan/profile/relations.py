@@ -29,12 +29,12 @@ class Problem(NamedTuple):
 
 
 def refusal(message: str, *, missing: bool = False) -> PydanticCustomError:
-    """An error for a validator of a value to raise."""
+    """Make an error for the validator of a value."""
     return PydanticCustomError("refused", "{message}", {"message": message, "missing": missing})
 
 
 def refusals(problems: Iterable[Problem]) -> ValidationError:
-    """An error for a validator to raise about parts of its value."""
+    """Make an error for a validator about parts of its value."""
     details = [
         InitErrorDetails(type=refusal(p.message, missing=p.missing), loc=p.path, input=None) for p in problems
     ]
@@ -131,7 +131,7 @@ class Table(BaseModel):
 
 
 def _descriptions(table: type[Table]) -> dict[str, str]:
-    """The text below each key, which only the JSON Schema needs: pydantic would read it at every start."""
+    """Read the text below each key for the JSON Schema alone: pydantic would read it at every start."""
     texts = {}
     (tree,) = ast.parse(inspect.getsource(table)).body
     for statements in pairwise(cast(ast.ClassDef, tree).body):
@@ -159,7 +159,7 @@ _T = TypeVar("_T", bound=Table)
 
 
 def checked(kind: type[_T], value: object) -> _T:
-    """A table from its values, with the relations between them."""
+    """Check a table's values, and the relations between them."""
     table = kind.model_validate(value)
     if violations := [*problems(table)]:
         raise refusals(violations)
@@ -167,20 +167,20 @@ def checked(kind: type[_T], value: object) -> _T:
 
 
 def _step(path: str) -> tuple[str, bool, str]:
-    """The first key of a path, whether it has a list, and the path from there."""
+    """Return a path's first key, whether it has a list, and the rest."""
     head, _, rest = path.partition(".")
     return head.removesuffix("[]"), head.endswith("[]"), rest
 
 
 def given(table: Any, path: str) -> Iterator[tuple[KeyPath, Any]]:
-    """Places of a path that have a value, and the values."""
+    """Yield places of a path that have a value, and these."""
     key, listed, rest = _step(path)
     if table.has(key):
         value = getattr(table, key)
         places = [((key, i), inner) for i, inner in enumerate(value)] if listed else [((key,), value)]
         for place, inner in places:
             within = given(inner, rest) if rest else [((), inner)]
-            yield from ((place + more, found) for more, found in within)
+            yield from ((place + more, each) for more, each in within)
 
 
 def has(path: str) -> JsonDict:
@@ -236,12 +236,12 @@ class Ways(Relation):
     def json(self) -> JsonDict:
         described: list[Any] = []
         for way in self.ways:
-            one: JsonDict = {"required": [group[0] for group in way.needed if len(group) == 1]}
+            form: JsonDict = {"required": [group[0] for group in way.needed if len(group) == 1]}
             for group in way.needed:
                 if len(group) > 1:
                     some: list[Any] = [only(key, {"minItems": 1}) | {"required": [key]} for key in group]
-                    one["anyOf"] = some
-            described.append(one | {"properties": {key: False for key in self.order if key not in way.keys}})
+                    form["anyOf"] = some
+            described.append(form | {"properties": {key: False for key in self.order if key not in way.keys}})
         return {"oneOf": described}
 
 
@@ -317,7 +317,7 @@ class Beside(Relation):
             name = f"[[{self.there[:-2]}]]" if name.endswith("[]") else f"[{self.there}]"
         elif around:
             name = f"[{around}] {name}" + (f' = "{self.when}"' if self.when is not None else "")
-        for place, value in (found for path in self.paths for found in given(table, path)):
+        for place, value in (pair for path in self.paths for pair in given(table, path)):
             if value not in self.values:
                 must = f"must be {_either(self.values)}" if self.values else "not modelled"
                 seen = f", not {_either([value])}" if self.values else ""

@@ -197,7 +197,7 @@ class Gpu(Table, title="Replica"):
         return Offload(tokens, size / tier.bandwidth, tier.inclusive, tier.overlap, tokens * size)
 
     def with_drafts(self, drafts: Drafts | None) -> model.Replica:
-        """The replica; of a state there is a block more for each draft."""
+        """Return the replica; a state takes a block more per draft."""
         return self.replica if drafts is None else self.replica.with_states(drafts.tokens)
 
     @property

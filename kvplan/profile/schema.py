@@ -35,7 +35,7 @@ _IN_COMMON = ("classes[].shared", "classes[].reuse", "sessions[]", "prefix.hit_c
 
 
 def _rates(document: "Document") -> Iterator[Problem]:
-    """A class has a rate, or a share of that of the workload."""
+    """Require a rate of a class, or a share of the workload's."""
     classes = document.classes
     here, other, why = (
         "rate",
@@ -76,7 +76,7 @@ _RATES: JsonDict = {
 
 
 def _moved_bytes(document: "Document") -> Iterator[Problem]:
-    """The bytes of a token stand beside its memory in tokens where, and only where, KV goes over a link."""
+    """Require bytes of a token beside memory in tokens where KV goes over a link; else refuse them."""
     gpu = document.gpu
     moved = gpu.offload is not None or (document.fleet is not None and document.fleet.transfer is not None)
     if not moved and gpu.has("memory_tokens") and gpu.has("kv_bytes_per_token"):
@@ -231,7 +231,7 @@ def _room(document: "Document") -> Iterator[Problem]:
 
 
 def _served(document: "Document") -> Iterator[Problem]:
-    """The engine refuses what is longer than max_model_len; traffic of nothing else is a mistake."""
+    """Refuse a class with only requests longer than max_model_len, which engines refuse."""
     shortest: list[tuple[KeyPath, int]] = [
         (("sessions", i), s.shared + s.first.shortest + s.decode.shortest)
         for i, s in enumerate(document.sessions)
@@ -282,7 +282,7 @@ def _turns(document: "Document") -> Iterator[Problem]:
 
 
 def _fan_out(document: "Document") -> Iterator[Problem]:
-    """Who sends whom out, and that all others come by themselves."""
+    """Check who sends whom; all others come by themselves."""
     kinds, most = document.sessions, document.most
     sent: set[str] = set()
     astray = False  # somebody is named who cannot be sent: of whom else, nobody knows
@@ -471,11 +471,11 @@ def check(document: Mapping[str, Any]) -> Document:
         rest = {key: value for key, value in document.items() if key not in broken}
         more = problems(check_values({**rest, "schema": 1, "name": "-"}), broken)
         raise SchemaError([*error.problems, *more]) from None
-    if found := [*problems(checked)]:
+    if broken_relations := [*problems(checked)]:
         # what stands in the place of a key says what is missing
-        wrong = {p.path[:-1] for p in found if not p.missing}
-        missing = [p for p in found if p.missing and not {p.path, p.path[:-1]} & wrong]
-        raise SchemaError([*(p for p in found if not p.missing), *missing])
+        wrong = {p.path[:-1] for p in broken_relations if not p.missing}
+        missing = [p for p in broken_relations if p.missing and not {p.path, p.path[:-1]} & wrong]
+        raise SchemaError([*(p for p in broken_relations if not p.missing), *missing])
     return checked
 
 

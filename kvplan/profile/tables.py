@@ -152,7 +152,7 @@ class Class(Table, title="Class of requests"):
         return self.rate or 0.0
 
     def request_class(self, rate: float, most: int | None, asked: float) -> RequestClass:
-        """The class of the model at this rate, of requests of at most so many tokens, prompt and answer together.
+        """Return the model's class at this rate, of requests of at most `most` tokens, prompt and answer.
 
         Of those longer prompts have shorter answers. `asked` are there for each request of this and other classes that
         have some.
@@ -237,7 +237,7 @@ class Session(Table, title="Sessions"):
         return Class.model_construct(name=self.name, input=inputs, decode=self.decode, shared=begin)
 
     def sender(self, kinds: "Sequence[Session]") -> "Session | None":
-        """The kind that sends these out; None: they come by themselves."""
+        """Find the kind that sends these; None: they come by themselves."""
         return next((kind for kind in kinds if self.name in (kind.fan_out or ())), None)
 
     def rate_rps(self, kinds: "Sequence[Session]") -> float:
@@ -248,7 +248,7 @@ class Session(Table, title="Sessions"):
         return (sender.rate or 1.0) * (sender.turns.mean - 1) * (sender.fan_out or {})[self.name]
 
     def law(self, most: int | None, kinds: "Sequence[Session]") -> Sessions:
-        """The sessions of the model, whose turns have at most so many tokens; `kinds` are all of the profile."""
+        """Return the model's sessions, of turns of at most so many tokens; `kinds` are all of the profile."""
         laws, sender = (self.first, self.user, self.decode, self.turns), self.sender(kinds)
         sends = (
             Sent(kind.name, n, kind.decode) for kind in kinds if (n := (self.fan_out or {}).get(kind.name))
@@ -258,7 +258,7 @@ class Session(Table, title="Sessions"):
         return limited(law, most, self.context)
 
     def request_class(self, most: int | None, kinds: "Sequence[Session]") -> RequestClass:
-        """The class that the turns are; of a closed population the rate follows from the whole model."""
+        """Return the turns as a class; of a closed population the rate follows from the whole model."""
         law, decode, begin = self.law(most, kinds), self.decode, None
         prompts = tuple(Prompt(round(tokens), share, variance) for share, tokens, variance in law.prompts)
         if law.limit is not None:
@@ -484,7 +484,7 @@ class Fleet(Table, title="Fleet"):
     (least-requests) or the least KV cache in use (least-kv), or always that of its session (session)."""
 
     def fleet(self, token_bytes: int | None) -> model.fleet.Fleet:
-        """The fleet of the model."""
+        """Return the model's fleet."""
         return model.fleet.Fleet(
             prefill=self.prefill or 0,
             decode=self.decode or 0,

@@ -298,7 +298,7 @@ class LengthLaw(Table, title="Law of lengths"):
     """The logarithms are normal; cut at the quantile .9999."""
 
     def lengths(self, most: int) -> Lengths:
-        """The law itself, where it goes no further than `most`."""
+        """Return the law, if it goes no further than `most`."""
         if self.lognormal is not None:
             longest = longest_lognormal(*self.lognormal.parameters)
             if longest > most:
@@ -344,7 +344,7 @@ def _adapter(of: Any) -> TypeAdapter[Any]:
 
 
 def _lengths(one: Any, most: int, of: str, value: object) -> Lengths:
-    """A single length; or weights by length or a law by its name, up to the most."""
+    """Read a length, weights by length or a law by its name, up to `most`."""
     if type(value) is int:
         return Lengths.of({_adapter(one).validate_python(value): 1.0})
     if not isinstance(value, dict):
@@ -457,7 +457,7 @@ Shared = Annotated[
 
 
 def _asked_for(value: object) -> int | float:
-    """A share up to 1.0, or a whole number of tokens."""
+    """Read a share up to 1.0, or whole tokens."""
     if isinstance(value, float) and ranges.LEAST_WEIGHT <= value <= 1:
         return value
     if type(value) is int and 1 <= value <= ranges.MAX_TOKENS:

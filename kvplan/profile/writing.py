@@ -19,7 +19,7 @@ def document_text(
     comments: Mapping[str, Iterable[str]] = {},
     written: Mapping[str, str] = {},
 ) -> str:
-    """A whole profile.
+    """Write a profile.
 
     `comments` are paragraphs above tables, those of "" above all; `written` are tables that stay as they stand.
 
@@ -51,7 +51,7 @@ def comment(paragraphs: Iterable[str]) -> str:
 
 
 def table_text(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> str:
-    """A table, or each of a list of tables, written anew."""
+    """Write a table, or each of a list of tables."""
     header, tables = (f"[{name}]", [value]) if isinstance(value, Mapping) else (f"[[{name}]]", value)
     written = []
     for table in tables:
@@ -62,7 +62,7 @@ def table_text(name: str, value: Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def _line(key: str, value: Any) -> str:
-    """A key and its value, in several lines where that is a long list."""
+    """Write a key and its value, a long list in several lines."""
     text = f"{key} = {value_text(value)}"
     if not isinstance(value, list) or len(text) <= _WIDTH:
         return text
@@ -79,7 +79,7 @@ def _key(key: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value in TOML: text, whole and other numbers, lists, and tables in line."""
+    """Write a value in TOML: text, numbers, lists, and tables in line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -101,7 +101,7 @@ def printable(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    r"""A string of TOML; escaped too is what would confuse a terminal, or be a command to GitHub's runner.
+    r"""Quote a TOML string; escape what would confuse a terminal, or be a command to GitHub's runner.
 
     >>> print(quoted('a "word", \u202e and ##['))
     "a \"word\", \U0000202e and #\u0023["

@@ -17,7 +17,7 @@ def models(word: str) -> View:
     rows: list[Json] = []
     for names in known_models().values():
         for full in dict.fromkeys(names.values()):
-            short = [name for name, one in names.items() if one == full and "/" not in name]
+            short = [name for name, other in names.items() if other == full and "/" not in name]
             if _has(word, (full, *short)):
                 also = [name for name in short if name != full.partition("/")[2]]
                 rows.append({"name": full, "also": also, **_sizes(read_model(full))})

@@ -121,6 +121,6 @@ def stairs(edges: FloatArray, heights: FloatArray) -> tuple[FloatArray, FloatArr
 
 
 def peaks(time: FloatArray, value: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Return so few records that they can be drawn, each the largest of its neighbours."""
+    """Thin records out so that they can be drawn, each the largest of its neighbours."""
     first = np.arange(0, time.size, -(-time.size // _MOST_RECORDS))
     return time[first], np.maximum.reduceat(value.astype(np.float64), first)

@@ -52,7 +52,7 @@ def of_plan(plan: "Plan") -> tuple[Chart, ...]:
 
 
 def _throughput(report: Report) -> Iterator[Chart]:
-    """Draw what a replica is sure to serve; with a prefix cache `load` and the danger zone say less than is true."""
+    """Draw a replica's sure rate; with a prefix cache `load` and the danger zone say less than is true."""
     if isinstance(report.prefix_cache, CacheBlock) and report.prefix_cache.reusable_ratio is not None:
         return
     offered, most = report.load.offered_rps, report.load.sustainable_rps
@@ -158,7 +158,7 @@ def _demand(plan: "Plan") -> Chart:
 
 
 def _served_rps(task: Task, setting: Setting) -> float:
-    """Measure what a replica serves of a demand; where short runs say more than the plan, one less is too few."""
+    """Measure a replica's rate; where short runs say more than the plan, one less is too few."""
     served = served_rps(task, setting, long=False)
     if setting.replicas > 1:
         served = min(served, (1 - _NEAR) * task.rate_rps / (setting.replicas - 1))
@@ -166,7 +166,7 @@ def _served_rps(task: Task, setting: Setting) -> float:
 
 
 def cost(demand_rps: FloatArray, each: float, served_rps: float, spare: int = 0) -> FloatArray:
-    """Return what as many replicas cost as serve each demand, and spare ones.
+    """Return the cost of replicas for each demand, and spare ones.
 
     >>> cost(np.array([1.0, 2.0, 5.0]), each=3.0, served_rps=2.0, spare=1).tolist()
     [6.0, 6.0, 12.0]
@@ -175,8 +175,8 @@ def cost(demand_rps: FloatArray, each: float, served_rps: float, spare: int = 0)
 
 
 def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:
-    """Draw what a replica serves and finds with more host memory, and from where fewer replicas do."""
-    gib, found = (
+    """Draw rate and hits of a replica with more host memory, and where fewer replicas are enough."""
+    gib, hits = (
         np.array([getattr(tier, name) for tier in curve], dtype=float) for name in ("gib", "hit_ratio")
     )
     sure, warm = (
@@ -198,7 +198,7 @@ def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:
     lines = [
         Line("guaranteed", gib, sure),
         Line("with a warm cache", gib, warm, "orange"),
-        Line("found, on the right", gib, top * found, "green", "dashed"),
+        Line("found, on the right", gib, top * hits, "green", "dashed"),
         *(
             chart.upright(count, gib, colour, "dotted")
             for (gib, count), colour in zip(replicas.items(), cycle(("ink", *COLOURS[3:])), strict=False)
@@ -209,7 +209,7 @@ def _host_memory(tiers: Sequence[Tier], curve: Sequence[Tier]) -> Chart:
 
 
 def _day(day: Day) -> Chart:
-    """Draw demand over a period, and what the replicas of each part serve."""
+    """Draw demand over a period, and the rate of each part's replicas."""
     edges = np.array([*(hour.begin_s for hour in day.hours), day.period_s])
     demand = np.array([hour.demand_rps for hour in day.hours])
     serving = day.add_rps * np.array([hour.replicas for hour in day.hours])

@@ -86,7 +86,7 @@ def _remedy(remedy: Remedy) -> Json:
 
 
 def build(checked: Sequence[Checked], *, full: bool = False) -> list[page.Section]:
-    """Build a table of requirements, of several profiles one of outcomes; `full`: of those too, all that is known."""
+    """Build a table of requirements, of several profiles one of outcomes; `full`: of those too, everything."""
     if len(checked) == 1:
         return [_section(checked[0], full)]
     shown = [c for c in checked if len(checked) <= _FEW or c.outcome is not Outcome.PASSED]
@@ -145,19 +145,19 @@ def _section(checked: Checked, full: bool) -> page.Section:
 
 
 def failure_text(result: Result) -> str:
-    """Say what is wanted and what is there."""
+    """Say what is wanted, and the value."""
     return f"{result.key.text}: wanted {wanted_text(result)}, got {got_text(result)}"
 
 
 def wanted_text(result: Result) -> str:
-    """Write what is wanted, of a drift with the value in the baseline."""
+    """Write the requirement, of a drift with the value in the baseline."""
     if result.origin is Origin.BASELINE:
         return f"{_figure(result, result.wanted)} {result.bound}"
     return result.bound
 
 
 def got_text(result: Result) -> str:
-    """Write what the report has, with as many digits as show on which side of the bound it is."""
+    """Write the report's value, with as many digits as show its side of the bound."""
     got = result.judgement.got
     if isinstance(got, bool | str) or result.requirement is None:
         return _figure(result, got)
@@ -165,7 +165,7 @@ def got_text(result: Result) -> str:
 
 
 def margin_text(result: Result) -> str:
-    """Write what is to spare, in the unit of the key and as a share of what is wanted."""
+    """Write the margin, in the unit of the key and as a share of the bound."""
     margin, wanted = result.judgement.margin, result.wanted
     if margin is None:
         return ABSENT

@@ -1,4 +1,4 @@
-"""Judged profiles for what runs checks: JUnit XML, and the annotations that GitHub's runner reads out of a log.
+"""Judged profiles for CI: JUnit XML, and the annotations that GitHub's runner reads out of a log.
 
 Every suite has what the schemas of Jenkins (junit-10) and Surefire both know and demand. The `testsuites` around them
 is Jenkins'; Surefire writes one suite a file.

@@ -15,7 +15,7 @@ _MAX_TEXT, _MAX_LIST = 20, 28  # characters
 
 
 def view(comparison: Comparison) -> View:
-    """Show what differs."""
+    """Show differences."""
     return View(lambda: document(comparison), lambda full: page.document([build(comparison, full=full)]))
 
 
@@ -41,7 +41,7 @@ def _change(change: Change) -> Json:
 
 
 def build(comparison: Comparison, *, full: bool = False) -> page.Section:
-    """Build tables of what differs, what goes in before what comes out; `full`: beyond what decides."""
+    """Build tables of differences, inputs before figures; `full`: also those that do not decide."""
     a, b = comparison.before, comparison.after
     sides = [(name, f"{side.name} ({side.source})") for name, side in (("Before", a), ("After", b))]
     blocks: list[page.Block] = [page.table((page.Column(""), page.words("")), sides)]
@@ -63,7 +63,7 @@ def build(comparison: Comparison, *, full: bool = False) -> page.Section:
 
 
 def _deciding(rows: Sequence[Row]) -> list[Row]:
-    """Choose what an operator looks at; where hardly any of that differs, the largest effects."""
+    """Choose rows an operator looks at; where hardly any differ, the largest effects."""
     by_key = {row.change.key: row for row in rows}
     decide = [by_key[key] for key in SCREENS["diff"].split() if key in by_key]
     return (decide + [row for row in rows if row not in decide])[: max(len(decide), _FEW_ROWS)]

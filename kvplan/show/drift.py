@@ -120,7 +120,7 @@ def _allowed(figure: Compared) -> str:
 
 
 def checked(drift: Drift, profile: Profile, file: str | None) -> Checked:
-    """Turn it into what pipelines read: a result for each judged figure, a problem where the window is too short."""
+    """Turn it into results for pipelines: one for each judged figure, a problem if the window is too short."""
     judged = [figure for figure in drift.figures if figure.verdict is not Verdict.OPEN]
     problems = _notes(drift, profile) if drift.outcome is Outcome.UNUSABLE else ()
     return Checked(

@@ -34,7 +34,7 @@ def build(page: Explained | Summary, *, full: bool = False) -> Section:
 
 
 def _parts(page: Explained) -> Iterator[tuple[str, str]]:
-    """Rows of what there is to say, the first of each part with its label."""
+    """Yield the rows of a page, the first of each part with its label."""
     values = [f"{name}: {value}" if name else value for name, value in page.rows]
     for label, paragraphs in (
         ("Formula", [page.formula]),
@@ -48,7 +48,7 @@ def _parts(page: Explained) -> Iterator[tuple[str, str]]:
 
 
 def _written(given: Input) -> str:
-    """``M = 12: tokens``, without what is empty."""
+    """Write ``M = 12: tokens``, without empty parts."""
     if not given.symbol:
         return f"{given.meaning} = {given.value}"
     return f"{given.symbol} = {given.value}: {given.meaning}"

@@ -16,7 +16,7 @@ _COLUMNS: page.Columns[Part] = {
 
 
 def view(gathered: Gathered) -> View:
-    """Show what gave what."""
+    """Show the sources."""
     return View(
         lambda: document(gathered),
         lambda full: page.document([build(gathered)]),

@@ -30,7 +30,7 @@ _WORD = re.compile("true|false|yes|no|on|off|y|n|null|nan|inf", re.IGNORECASE)  
 def text(
     target: Target, operations: Operations, service: Service, plan: Plan, *, name: str, sha256: str
 ) -> str:
-    """Write what operates a service, with comments that say what it rests on."""
+    """Write the manifest of a service, with comments on its basis."""
     written = template("kvplan.emit", f"{target}.yaml.j2", _scalar, trim=True, **_FILTERS)
     rendered = written.render(
         operations=operations,
@@ -41,8 +41,8 @@ def text(
         name=name,
         origin=page.origin(sha256),
     )
-    found = warning(operations.worst_within, operations.aim)
-    return _COMMENT.sub(_wrapped, rendered if found is None else f"# {found}\n{rendered}")
+    warned = warning(operations.worst_within, operations.aim)
+    return _COMMENT.sub(_wrapped, rendered if warned is None else f"# {warned}\n{rendered}")
 
 
 def warning(worst: float | None, aim: float) -> str | None:

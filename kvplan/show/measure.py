@@ -1,4 +1,4 @@
-"""The runs that settle a plan: what each is expected to show, and how many replicas are left after it."""
+"""Runs that settle a plan: the expected result of each, and the replicas left after it."""
 
 from kvplan.emit.benchmarks import commands_of, next_commands
 from kvplan.options import MeasureOptions

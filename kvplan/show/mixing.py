@@ -30,7 +30,7 @@ def view(comparison: Comparison, profile: Profile) -> View:
 
 
 def document(comparison: Comparison, profile: Profile) -> Json:
-    """Return the JSON: how far the search went, the placements, and what is to know about them."""
+    """Return the JSON: the extent of the search, the placements, and notes on them."""
     return {
         **header(profile),
         **fields(comparison, "replicas", "parts", "left_out"),
@@ -42,7 +42,7 @@ def document(comparison: Comparison, profile: Profile) -> Json:
 
 
 def build(comparison: Comparison, name: str) -> page.Section:
-    """Build the best placement, all side by side, their groups, and what this profile needs to be told."""
+    """Build the best placement, all side by side, their groups, and notes on this profile."""
     shown = list({id(each): each for each in comparison.placements.values()}.values())
     names = [[name for name, other in comparison.placements.items() if other is each] for each in shown]
     labels = [" = ".join(each).capitalize() for each in names]
@@ -108,7 +108,7 @@ def _classes(pool: Pool, most: int) -> str:
 
 
 def notes(comparison: Comparison) -> Iterator[str]:
-    """Yield what this profile needs to be told: how far the search went, and what runs do not say."""
+    """Yield notes on this profile: the extent of the search, and what runs do not say."""
     pools, search = [p for each in comparison.placements.values() for p in each.groups], comparison.search
     status = {p.latency.status for p in pools}
     if search.ways > 1:

@@ -26,7 +26,7 @@ _WIDE = 0.1  # half an interval that is shown, as a share of the value
 
 
 def view(point: OperatingPoint, profile: Profile) -> View:
-    """Show what a profile does at its own rates."""
+    """Show a profile at its own rates."""
 
     def draw() -> Sequence[Chart]:
         from kvplan.show.charts import of_profile
@@ -65,7 +65,7 @@ def document(point: OperatingPoint, profile: Profile) -> Json:
 
 
 def _parameters(profile: Profile) -> dict[str, object]:
-    """Return those of the engine, as they are run, defaults filled in."""
+    """Return the engine's parameters as run, defaults filled in."""
     model = as_run(profile.model)
     (scenario,) = scenarios(model, profile.plan, Load(requests=1), [0])
     return Job(engine_settings(model), scenario).parameters()

@@ -86,7 +86,7 @@ def section(
 
 
 class Document(NamedTuple):
-    """Sections, and which kvplan made them of what; a report has a `status` and a first screen above them."""
+    """Sections, and their origin; a report has a `status` and a first screen above them."""
 
     sections: tuple[Section, ...]
     origin: str
@@ -131,7 +131,7 @@ Columns = Mapping[Column, Callable[[_Row], str]]  # each with what it shows of a
 
 
 def tabulate(columns: Columns[_Row], rows: Iterable[_Row], most: int | None = None, more: str = "") -> Table:
-    """Make a table of columns, each with what it shows of a row.
+    """Make a table of columns, each with its text of a row.
 
     >>> tabulate({Column("Name"): str.title, number("Letters"): lambda row: f"{len(row)}"}, ["chat"]).rows
     (('Chat', '4'),)
@@ -157,13 +157,13 @@ def in_unit(value: float | bool | str, unit: str, digits: int = 4) -> str:
 
 
 def origin(*sha256: str) -> str:
-    """Write the last line of whatever is shown: which kvplan made it, of which profiles."""
+    """Write the last line of any output: which kvplan made it, of which profiles."""
     hashes = ", ".join(full[:12] for full in sha256)
     return f"kvplan {__version__}, profile {hashes} (sha256)" if hashes else f"kvplan {__version__}"
 
 
 def without_commands(text: str) -> str:
-    """Break what GitHub's runner would take for a command: a line that begins with ``::``, and ``##[`` anywhere.
+    """Break commands to GitHub's runner: a line that begins with ``::``, and ``##[`` anywhere.
 
     >>> without_commands(" ::error::no, a::b ##[group]").replace(_NOTHING, "~")
     ' :~:error::no, a::b #~#[group]'
@@ -192,7 +192,7 @@ def shell(begin: str, flags: Iterable[str]) -> Figure:
 
 
 def printable(text: str) -> str:
-    r"""Write what would move a terminal's cursor, or turn a line around, as Python does; line ends stay.
+    r"""Escape, as Python does, what would move a terminal's cursor or turn a line around; line ends stay.
 
     >>> print(printable("red \x1b[31m\nand \u202e"))
     red \x1b[31m

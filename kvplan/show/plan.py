@@ -114,7 +114,7 @@ def _impossible(plan: Plan, full: bool) -> Iterator[page.Block]:
 
 
 def _why(refused: Refused) -> str:
-    """Say why a kind cannot: what a request misses that is alone, or that the model does not fit."""
+    """Say why a kind cannot: objectives that a request alone misses, or a model that does not fit."""
     figures = (
         f"{_words(d.key)} {format_seconds(d.value)}{' missed' * (d.share > d.allowed)}" for d in refused.least
     )
@@ -173,7 +173,7 @@ def _words(key: str) -> str:
 
 
 def _slower(plan: Plan) -> str:
-    """Name what the objectives hold at, too; in few letters, since rows have 80 columns."""
+    """Name the slower timing at which objectives hold; in few letters, since rows have 80 columns."""
     if plan.request.headroom:
         return f"slower, {format_percent(plan.request.headroom, signed=True)}"
     return f"{format_percent(plan.request.slower)} slower"
@@ -198,7 +198,7 @@ def _objectives(plan: Plan, full: bool) -> page.Table:
 
 
 def _costs(plan: Plan) -> Iterator[str]:
-    """Say what each objective costs, and what prompts at an interval save."""
+    """Say the cost of each objective, and the saving by prompts at an interval."""
     each = plan.winner.task.model.replica.gpus
     for objective in plan.objectives:
         fewer = objective.replicas_without
@@ -266,7 +266,7 @@ def _sizes(plan: Plan) -> page.Table:
 
 
 def _host_memory(plan: Plan) -> Iterator[page.Block]:
-    """Yield what tiers of host memory save, by short runs."""
+    """Yield savings by tiers of host memory, by short runs."""
     if plan.request.offload is None:
         return
     columns: page.Columns[Tier] = {
@@ -295,7 +295,7 @@ def _host_memory(plan: Plan) -> Iterator[page.Block]:
 
 
 def _taken(plan: Plan, tier: Tier) -> str:
-    """Say what a profile has to have for a tier."""
+    """Say what a profile needs for a tier."""
     replica, kind = plan.winner.task.model.replica, plan.kind(plan.winner.name)
     said = f'For {tier.replicas:,} the profile takes [gpu.offload] memory = "{tier.gib:g} GiB"'
     if replica.offload is None:
@@ -423,7 +423,7 @@ def _command(plan: Plan) -> page.Figure:
 
 
 def _few(every: Sequence[Alternative]) -> list[Alternative]:
-    """Choose the cheapest, and the cheapest with the weights of the model's own."""
+    """Choose the cheapest, and the cheapest with the model's own weights."""
     own = [each for each in every if each.candidate.own_weights]
     few = [*every[: _ALTERNATIVES - 1], *own[:1]]
     return few if every[_ALTERNATIVES - 1 :] and own and own[0] not in few[:-1] else [*every[:_ALTERNATIVES]]
@@ -445,7 +445,7 @@ def _after_a_burst(plan: Plan, full: bool) -> str:
 
 
 def _unlimited(plan: Plan) -> Iterator[str]:
-    """Say what a user feels that no objective limits."""
+    """Name what users feel and no objective limits."""
     for o in plan.objectives:
         if o.key.startswith("itl_s.p") and o.limit is not None and o.p99 is not None and o.p99 > o.limit:
             yield f"{_words(o.key)} holds because longer gaps are rarer: their p99 is {format_seconds(o.p99)}."
@@ -506,7 +506,7 @@ def _versus(plan: Plan) -> Iterator[str]:
 
 
 def _known(plan: Plan) -> Iterator[str]:
-    """Say how inputs are known, what is not modelled, and what was taken for what."""
+    """Say how inputs are known, what is not modelled, and stand-ins."""
     assumed = plan.winner.task.model.provenance.workload.source
     if plan.spread:
         sizes = ", ".join(f"{n:,} at cv {cv:g}" for cv, n in plan.spread)
@@ -564,7 +564,7 @@ def _first(following: Next) -> str:
 
 
 def _backlogs(plan: Plan) -> Iterator[str]:
-    """Say how fast a client sends what has to be done by a deadline: a queue that is steady is done in time."""
+    """Say how fast a client sends work with a deadline: a steady queue is done in time."""
     for table in () if plan.profile is None else plan.profile.tables.get("classes", ()):
         if "backlog" in table:
             (which,) = (c for c in plan.winner.task.model.classes if c.name == table["name"])

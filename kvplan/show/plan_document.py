@@ -47,7 +47,7 @@ def document(plan: Plan) -> Json:
 
 
 def _replicas(plan: Plan, candidate: Candidate, setting: Setting) -> Json:
-    """Return so many replicas of a kind, their engine and what they cost."""
+    """Return so many replicas of a kind, their engine and cost."""
     replica, cost = candidate.task.model.replica, plan.cost_of(candidate, setting)
     return {
         **_kind(plan, candidate.name),
@@ -65,7 +65,7 @@ def _replicas(plan: Plan, candidate: Candidate, setting: Setting) -> Json:
 
 
 def _kind(plan: Plan, name: str) -> Json:
-    """Return a kind of replica; of a profile what it says of one."""
+    """Return a kind of replica, or a profile's replica."""
     kind = plan.kind(name)
     if kind is None:
         return {"name": name, "gpu": None, "parallelism": None, "weights": None}
@@ -74,7 +74,7 @@ def _kind(plan: Plan, name: str) -> Json:
 
 
 def _around(plan: Plan) -> Json:
-    """Return what is known beside how many replicas it takes."""
+    """Return what is known beside the number of replicas."""
     assert plan.profile is not None
     drain, fleet = plan.drain, None if plan.apart is None else plan.apart.fleet
     known, fleet_rps = plan.profile.model.provenance, plan.recovery_rps
@@ -115,7 +115,7 @@ def _around(plan: Plan) -> Json:
 
 
 def _recovery(size: Size) -> Json:
-    """Return whether a burst is over in time, and the median time; None where nobody asked."""
+    """Say whether a burst is over in time, and the median time; None where nobody asked."""
     recovery = size.recovery
     return {
         "recovers": recovery and recovery.state,
@@ -147,7 +147,7 @@ def _day_document(plan: Plan, day: Day) -> Json:
 
 
 def start(plan: Plan, candidate: Candidate, setting: Setting) -> Start:
-    """Return what starts the engine of a replica."""
+    """Return the start of a replica's engine."""
     task, option = candidate.task, plan.request.option(candidate.name)
     model = replace(task.model, replica=task.model.replica.with_budget(setting.batched_tokens))
     folder = option.folder if isinstance(option, Profile) else plan.request.folder

@@ -1,6 +1,6 @@
 """The report of `kvplan analyze` for people: headline, key figures and actions, then a section for each block.
 
-What stands where, and the sentences between, is in `kvplan/report/keys.toml`; every figure carries its basis.
+The layout, and the sentences between, is in `kvplan/report/keys.toml`; every figure carries its basis.
 """
 
 import math
@@ -50,8 +50,8 @@ def build(report: Report, sections: Collection[str] | None = None) -> Document:
     --------
     >>> from kvplan.model import Prefill, Replica, RequestClass, ServingModel, Timing
     >>> from kvplan.report.assembly import analyze
-    >>> one = RequestClass("tools", 2, (3,), (1.0,), 0.9)
-    >>> model = ServingModel((one,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
+    >>> requests = RequestClass("tools", 2, (3,), (1.0,), 0.9)
+    >>> model = ServingModel((requests,), Timing(1.0), Replica(12, prefill=Prefill.DISAGGREGATED))
     >>> document = build(analyze(model, name="small", sha256="5e6f"))
     >>> document.title, str(document.status), [section.key for section in document.sections][:3]
     ('small', 'needs_cap', ['load', 'equilibrium', 'latency'])
@@ -180,7 +180,7 @@ def _figures(ledger: Ledger, block: str) -> Iterator[_Row]:
 
 
 def _row(label: str, value: str, basis: str) -> _Row:
-    """Return a row; what does not exist has no basis either."""
+    """Return a row; a missing figure has no basis either."""
     return label, value, ABSENT if value == ABSENT else str(basis)
 
 

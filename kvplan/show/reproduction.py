@@ -85,7 +85,7 @@ def _overview(reproductions: Sequence[Reproduction]) -> page.Section:
 
 
 def _footing(experiment: Experiment) -> str:
-    """Say how far agreement proves anything."""
+    """Say how much agreement proves."""
     if experiment.solved:
         return "with parameters solved from the print"
     return "all" if experiment.given else "with sizes that were chosen"

@@ -1,4 +1,4 @@
-"""JSON Schemas of what commands write as JSON, drawn from documents.toml, a line for a key."""
+"""JSON Schemas of the commands' JSON, drawn from documents.toml, a line for a key."""
 
 import re
 from collections.abc import Iterator, Mapping

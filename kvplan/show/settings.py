@@ -21,7 +21,7 @@ _WIDTHS = (40, 120)
 
 
 def view(advised: EngineSettings, report: Analyses) -> View:
-    """Show settings with what the report says of the profile; `text` writes them for an engine."""
+    """Show settings with the report of the profile; `text` writes them for an engine."""
     return View(
         lambda: document(advised, report),
         lambda full: page.document([build(advised, report)], report.profile.sha256),
@@ -29,7 +29,7 @@ def view(advised: EngineSettings, report: Analyses) -> View:
 
 
 def document(advised: EngineSettings, report: Analyses) -> Json:
-    """Return the JSON: settings, and what the report says without those that are advised."""
+    """Return the JSON: settings, and the report without those that are advised."""
     return {
         **header(report.profile),
         "engine": advised.engine.name,
@@ -90,7 +90,7 @@ def _file(advised: EngineSettings, columns: int) -> Iterator[str]:
 
 
 def build(advised: EngineSettings, report: Analyses) -> page.Section:
-    """Build the part of a document: what to set and why, what that was tried on, what else there is to know."""
+    """Build a document's part: settings and reasons, what they were tried on, and notes."""
     said = [page.Paragraph(line) for line in _operating_point(report)]
     engine, start = advised.engine, advised.start
     columns: page.Columns[Flag] = {

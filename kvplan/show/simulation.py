@@ -34,7 +34,7 @@ _ALIKE, _WIDE = 0.01, 0.1  # relative: what makes no difference, and half an int
 
 
 def view(study: Study, profile: Profile, bounds: Sequence[StudyBound] = ()) -> View:
-    """Show a study of a profile; `bounds` is what no policy could surpass."""
+    """Show a study of a profile; `bounds` are on all policies."""
     search = grid.search(study) if study.is_grid else None
     return View(
         lambda: document(study, profile, bounds, search),
@@ -105,7 +105,7 @@ def build(
     *,
     full: bool = False,
 ) -> page.Section:
-    """Build what tells the policies apart; `full`: all figures, then latencies by class. `bounds` none surpasses.
+    """Build figures that tell policies apart; `full`: all, then latencies by class. `bounds` are on all policies.
 
     Of a grid there is a row for each variant, and then only the best of each policy.
     """
@@ -154,7 +154,7 @@ def _first(study: Study) -> Iterator[page.Block]:
 
 
 def _grid(study: Study, search: grid.Search, most: int | None) -> Iterator[page.Block]:
-    """Yield what is best of a grid, and a row for each policy and variant, or for so many of the best."""
+    """Yield the best of a grid, and a row for each policy and variant, or for so many of the best."""
     yield page.Paragraph(_verdict(study, search))
     if search.best is None:
         return
@@ -275,7 +275,7 @@ def _bound(bound: StudyBound) -> str:
 
 
 def _loosened(study: Study) -> tuple[str, ...]:
-    """Say for whom the bound is loose: where policies count KV differently, it is of the kindest way to count."""
+    """Say for whom the bound is loose: where policies count KV differently, it is by the mildest way to count."""
     missing = (study.settings[name].policy for name in study.missing)
     names = list(dict.fromkeys((*(policy.name for policy in study.policies), *missing)))
     engines = as_engines(names)
@@ -357,7 +357,7 @@ def interval_of(key: str, ends: tuple[float, float | None] | None) -> str:
 
 
 def charts(study: Study, capacity_tokens: int, search: grid.Search | None = None) -> tuple[Chart, ...]:
-    """Draw KV tokens and waiting requests of each policy over time, of the first seed; above them what a grid found."""
+    """Draw KV tokens and waiting requests of each policy over time, of the first seed; above them a grid's result."""
     if search is not None:
         best_of_each = grid.leading(study, search.figure)
         return (*_along_grid(study, search), *charts(best_of_each, capacity_tokens))

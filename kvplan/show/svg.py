@@ -166,7 +166,7 @@ def _x_ticks(axis: Axis, left: float, width: float, bottom: float) -> Iterator[s
 
 
 def _legend(entries: Sequence[Line | Patch], top: int) -> tuple[list[str], int]:
-    """Return what lines and patches with a label are, and in how many rows that stands."""
+    """Return the legend of lines and patches with a label, and its number of rows."""
     parts, x, row = [], 0.0, 0
     for entry in entries:
         if not entry.label:

@@ -75,7 +75,7 @@ def _first_screen(document: Document, status: Status, width: int) -> list[Render
 
 
 def _harmless(part: Any) -> Any:
-    """Quote what a terminal would obey in all texts of a part."""
+    """Quote control characters in all texts of a part."""
     if type(part) is str:
         return printable(part)
     if not isinstance(part, tuple):
@@ -125,11 +125,11 @@ def _block(block: Block, width: int) -> RenderableType:
 
 def _table(table: Table, width: int) -> RenderableType:
     parts: list[RenderableType] = []
-    for number, one in enumerate(_stacked(table, width)):
+    for number, part in enumerate(_stacked(table, width)):
         if number:
             parts.append(Text())
-        lines = _aligned(one)
-        parts += lines if max(line.cell_len for line in lines) <= width else [_wrapped(one, width)]
+        lines = _aligned(part)
+        parts += lines if max(line.cell_len for line in lines) <= width else [_wrapped(part, width)]
     return Group(*parts, *([_indented(Text(table.cut, "dim"))] if table.cut else []))
 
 
@@ -157,7 +157,7 @@ def _stacked(table: Table, width: int) -> list[Table]:
 
 
 def _widths(table: Table) -> tuple[list[int], list[int]]:
-    """Return what each column would fill, and the least that it can do with."""
+    """Return each column's full width, and the least that will do."""
     natural, least = [], []
     columns = zip(*(tuple(column.name for column in table.columns), *table.rows), strict=True)
     for column, cells in zip(table.columns, columns, strict=True):
@@ -236,7 +236,7 @@ class _KeyText(Text):
 
 
 def _key_breaks(text: str, width: int) -> list[int]:
-    """Return where to break a key so that each part has at most so many columns.
+    """Break a key into parts of at most so many columns; return where.
 
     >>> _key_breaks("equilibrium.requests_in_flight", 20), _key_breaks("equilibrium.requests_in_flight", 12)
     ([12], [12, 24])
@@ -247,7 +247,7 @@ def _key_breaks(text: str, width: int) -> list[int]:
         while cell_len(text[start : end + 1]) <= width:
             end += 1
         places = ([m.start() for m in kind.finditer(text) if start < m.start() <= end] for kind in _BREAKS)
-        start = next((found[-1] for found in places if found), end)
+        start = next((ends[-1] for ends in places if ends), end)
         breaks.append(start)
     return breaks
 

@@ -93,7 +93,7 @@ def csv_text(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def header(profile: "Profile | ProfileIdentity | None" = None) -> Json:
-    """Return what every JSON document but the report begins with."""
+    """Return the beginning of every JSON document but the report."""
     begin: Json = {"schema_version": _SCHEMA_VERSION, "kvplan_version": __version__}
     if profile is not None:
         begin["profile"] = {"name": profile.name, "sha256": profile.sha256}

@@ -1,7 +1,7 @@
 """Data-parallel ranks of a replica: engines with memory, limits and a queue of their own that all step together.
 
-They are states that stand behind those of the replicas. The state of the replica itself has the clock, all that is
-counted, and requests that nobody has handed out yet: each goes where the engine sends it. That is the rank with the
+They are states that stand behind those of the replicas. The state of the replica itself has the clock, all counters,
+and requests that nobody has handed out yet: each goes where the engine sends it. That is the rank with the
 fewest requests, as they were before the iteration under way ends, and of equals the first; in vLLM's
 `DPLBAsyncMPClient.get_core_engine_for_request` who waits counts four times, and SGLang's `DataParallelController` takes
 one rank after the other. So a rank, which has a prefix cache of its own, knows what a session said before only by
@@ -56,7 +56,7 @@ def first_rank(s: State, replica: int) -> int:
 
 
 def form_together(states: tuple[State, ...], replica: int) -> None:
-    """Hand out who has come, and form the batch of every rank."""
+    """Hand out new requests, and form the batch of every rank."""
     s, first = states[replica], first_rank(states[replica], replica)
     end = first + s.fixed[Fixed.PARALLEL]
     hand_out(states, replica)
@@ -97,7 +97,7 @@ def owe_together(states: tuple[State, ...], replica: int) -> None:
 
 @kernel
 def hand_out(states: tuple[State, ...], replica: int) -> None:
-    """Let whoever has come join the queue of a rank."""
+    """Let new requests join the queues of ranks."""
     s = states[replica]
     for queue in range(s.fixed[Fixed.QUEUES]):
         request = s.list[queue, List.HEAD]
@@ -130,7 +130,7 @@ def rank_for(states: tuple[State, ...], replica: int, request: int) -> int:
 
 @kernel
 def keep_pace(r: State, s: State) -> None:
-    """Have a rank be where its replica is in time."""
+    """Set a rank's clock to its replica's."""
     r.clock[Clock.NOW], r.clock[Clock.PAUSE] = s.clock[Clock.NOW], s.clock[Clock.PAUSE]
     r.counter[Counter.ITERATIONS], r.counter[Counter.SPAN] = (
         s.counter[Counter.ITERATIONS],
@@ -163,7 +163,7 @@ def all_wait(states: tuple[State, ...], replica: int) -> bool:
 
 @kernel
 def sum_up(states: tuple[State, ...], replica: int) -> None:
-    """Have the replica count what its ranks count."""
+    """Sum counters of ranks up in the replica's."""
     s, first = states[replica], first_rank(states[replica], replica)
     for column in range(Counter.RESIDENT, Counter.LOOKED_UP_AGAIN + 1):
         s.counter[column] = 0
@@ -182,7 +182,7 @@ def sum_up(states: tuple[State, ...], replica: int) -> None:
 
 @kernel
 def cached_together(states: tuple[State, ...], replica: int) -> int:
-    """Count the tokens that are known to ranks though nobody holds them there."""
+    """Count the tokens that ranks have cached and nobody holds there."""
     first, cached = first_rank(states[replica], replica), 0
     for rank in range(first, first + states[replica].fixed[Fixed.PARALLEL]):
         cached += cached_tokens(states[rank])
@@ -200,7 +200,7 @@ def context_together(states: tuple[State, ...], replica: int) -> float:
 
 @kernel
 def seconds_together(states: tuple[State, ...], replica: int, context: float) -> float:
-    """Return the time of an iteration: the law of all ranks, and what the busiest needs beyond its share of them."""
+    """Return the time of an iteration: the law of all ranks, and the excess of the busiest over its share of it."""
     s, first = states[replica], first_rank(states[replica], replica)
     c, ranks, timing = s.counter, s.fixed[Fixed.PARALLEL], s.timing
     prompts, requests = c[Counter.PROMPTS], c[Counter.MORE_REQUESTS]

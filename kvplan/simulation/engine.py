@@ -1,4 +1,4 @@
-"""The one loop: arrivals, batch, time, completions; compiled by LLVM for long runs, plain Python for short ones.
+"""Loop over arrivals, batch, time, completions; compiled by LLVM for long runs, plain Python for short ones.
 
 A compiled loop is kept on disk between processes, see `kvplan.compiling`. It is one function for each policy and
 combination of features, made from the same code, so policies cost each other nothing.
@@ -153,7 +153,7 @@ def form(states: tuple[State, ...], replica: int) -> None:
 
 @kernel
 def all_are_done(s: State) -> bool:
-    """Tell whether every request is done, or never comes."""
+    """Tell whether all requests are done, or never come."""
     return bool(s.counter[Counter.COMPLETED] + s.counter[Counter.GONE] == s.fixed[Fixed.ALL])
 
 
@@ -270,7 +270,7 @@ def until_it_ends(
     compile: bool | None,
     announce: Callable[[bool], None] | None,
 ) -> Ending:
-    """Make steps with a loop, told whether it is compiled, until one says how the run has ended.
+    """Make steps with a loop, compiled or not, until one returns the ending of the run.
 
     `compile` and `announce` are as for `run`.
     """
@@ -304,7 +304,7 @@ PROGRAM = Program("loop", bound, (loop, form_together))
 class Run:
     """A run at one replica, from the state before anything has arrived, in as many steps as are wanted.
 
-    `at_once` requests have a row at first; what else is given is as for `run`, or as for `new_state`.
+    `at_once` requests have a row at first; other arguments are as for `run`, or as for `new_state`.
     """
 
     def __init__(
@@ -331,7 +331,7 @@ class Run:
 
     @property
     def state(self) -> State:
-        """That of the replica."""
+        """State of the replica."""
         return self.states[0]
 
     def step(self, loop: Loop, iterations: int) -> int:
@@ -379,10 +379,10 @@ def run(
     setup
         From the policy's `prepare`.
     request_overhead_s
-        What a request takes outside the engine, seconds: part of its latencies, and of the time until its session
+        Time of a request outside the engine, seconds: part of its latencies, and of the time until its session
         goes on. Clients of a closed loop send the next while the first one's answer is on its way.
     horizon_s
-        Where the clock stops, seconds; batches that would end later are not run. Needed where more requests come
+        End of the clock, seconds; batches that would end later are not run. Needed where more requests come
         later than those given.
     spans
         Spans of time in which sums are kept apart.

@@ -113,10 +113,10 @@ class Ratio(NamedTuple):
 
 
 def ratio(amounts: Sequence[FloatArray], sizes: Sequence[FloatArray]) -> Ratio:
-    """Σ amounts / Σ sizes over the batches of independent runs.
+    """Return Σ amounts / Σ sizes over batches of independent runs.
 
-    What the batches of a run have in common with their neighbours widens the error by √((1 + φ)/(1 - φ)), φ the
-    correlation of neighbouring residuals, plus 1/n because it is estimated low by so much.
+    Correlation of neighbouring batches of a run widens the error by √((1 + φ)/(1 - φ)), φ the correlation of
+    neighbouring residuals, plus 1/n because it is estimated low by so much.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def ratio(amounts: Sequence[FloatArray], sizes: Sequence[FloatArray]) -> Ratio:
 
 
 def batch_edges(n: int) -> IntArray:
-    """Return where `BATCHES` contiguous batches of n values begin and end, shape (BATCHES + 1,).
+    """Return the edges of `BATCHES` contiguous batches of n values, shape (BATCHES + 1,).
 
     >>> batch_edges(200).tolist()[:4]
     [0, 10, 20, 30]
@@ -174,7 +174,7 @@ def trend(least: FloatArray, arrivals: float, *, may_grow: bool = True) -> Trend
     arrivals
         Requests in a batch.
     may_grow
-        Whether the run is long enough to be called growing.
+        True if the run is long enough to be called growing.
 
     References
     ----------
@@ -251,19 +251,19 @@ class Estimate(NamedTuple):
 
 
 def _rounded(value: float, to: Callable[[float], int]) -> float:
-    """To the end of a bin."""
+    """Round to the end of a bin."""
     if value <= 0 or math.isinf(value):
         return value
     return math.exp(to(round(math.log(value) * BINS_IN_E, 9)) / BINS_IN_E)
 
 
-def around(found: Ratio) -> Estimate:
+def around(point: Ratio) -> Estimate:
     """Return a ratio with its 95 % interval."""
-    return Estimate(found.value, max(found.value - found.half_width, 0.0), found.value + found.half_width)
+    return Estimate(point.value, max(point.value - point.half_width, 0.0), point.value + point.half_width)
 
 
 class Values:
-    """Values in batches; `total` is how many, `sizes` how many in each batch of each run."""
+    """Values in batches; `total` is their number, `sizes` that of each batch of each run."""
 
     total: int
     sizes: list[FloatArray]
@@ -277,11 +277,11 @@ class Values:
         raise NotImplementedError
 
     def quantile(self, share: float) -> tuple[float, float]:
-        """Return ends that a quantile is between."""
+        """Return the ends around a quantile."""
         raise NotImplementedError
 
     def counts(self, edges: FloatArray) -> FloatArray:
-        """Return how many are between neighbouring edges."""
+        """Count values between neighbouring edges."""
         raise NotImplementedError
 
     def value(self, figure: str) -> float | None:

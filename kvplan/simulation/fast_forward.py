@@ -1,8 +1,8 @@
-"""Iterations in which nothing happens but that every member of the one group grows by a token: run in a stretch.
+"""Iterations in which every member of the one group only grows by a token: run in a stretch.
 
 Beside them a prompt may go on, with all that they leave of the budget. Between an arrival, an admission, an eviction
-and a completion that is all there is to most iterations. Times are the same to the last bit as those of the loop, in a
-fraction of the time; sums are but for rounding, for what does not change in a stretch is multiplied.
+and a completion most iterations are like this. Times are the same to the last bit as those of the loop, in a fraction
+of the time; sums are equal but for rounding, since constant terms are multiplied.
 """
 
 import math
@@ -45,7 +45,7 @@ _LOOK_AHEAD = 1_000  # iterations: an arrival makes a replica look again, so fur
 
 @kernel
 def all_emit(s: State) -> bool:
-    """Tell whether in the next tick of the group every member has a token to follow the one before."""
+    """Tell whether every member emits a token, not its first one, in the group's next tick."""
     tick, quiet = s.group[0, Group.TICK] + 1, s.fixed[Fixed.SILENT]
     request = s.list[group_list(s, 0), List.TAIL]
     while request != NOBODY and s.request[request, Request.ENTERED_AT] >= tick - quiet - 1:
@@ -103,7 +103,7 @@ def blocks_taken(s: State, tick: int, phase: int, done: int, part: int) -> int:
 
 @kernel
 def is_looked_up(s: State, held: int, more: int, at_first: int) -> bool:
-    """Tell whether memory lacks for an iteration, or there may be room for who waits: `at_first` there was none."""
+    """Tell whether memory lacks for an iteration, or may have room for those waiting: `at_first` it had none."""
     if not layered(s):
         return bool(held + more > s.fixed[Fixed.CAPACITY])
     room = s.counter[Counter.WAITING] > 0 and held + more < at_first
@@ -114,7 +114,7 @@ def is_looked_up(s: State, held: int, more: int, at_first: int) -> bool:
 def coast(s: State, limit: int, patience: int) -> None:
     """Run until somebody arrives, is due or has its load, a prompt ends, memory lacks or the clock or loop looks up.
 
-    For a group in which somebody is, or a prompt that goes on, and nobody that the policy would admit.
+    For a group with members, or a prompt that goes on, and no request that the policy would admit.
     """
     c, clock = s.counter, s.clock
     members, part = s.list[group_list(s, 0), List.LENGTH], part_of_prompt(s)
@@ -213,7 +213,7 @@ def coast(s: State, limit: int, patience: int) -> None:
 
 @kernel
 def look_up(s: State, number: int, held: int) -> None:
-    """Tell the router of a fleet what it sees of a replica after a stretch, and from when on it looks again."""
+    """Show the router of a fleet a replica after a stretch, and the time from which on it looks again."""
     c, clock = s.counter, s.clock
     if number > 0:
         c[Counter.OUTSTANDING], c[Counter.HELD_BEFORE] = outstanding(s), held
@@ -223,7 +223,7 @@ def look_up(s: State, number: int, held: int) -> None:
 
 @kernel
 def take(s: State, busy_s: float) -> None:
-    """Note a part of a stretch, so long, by what does not change in it."""
+    """Note a part of a stretch, `busy_s` long, by its constant terms."""
     row = s.counter[Counter.SPAN]
     s.clock[Clock.BUSY] += busy_s
     s.span[row, Span.BUSY_S] += busy_s
@@ -233,9 +233,9 @@ def take(s: State, busy_s: float) -> None:
 
 @kernel
 def calm_until_s(s: State) -> float:
-    """Find until when, at least, nobody is done and memory suffices, if nobody comes and nobody can be admitted.
+    """Find until when, at least, nobody is done and memory suffices, without arrivals and admissions.
 
-    Of a prefill replica nothing is said: a decode replica that fetches at this very time makes room in it.
+    Prefill replicas are left out: a decode replica that fetches at this very time makes room in them.
     """
     if s.fleet[1 + s.fixed[Fixed.SITE_NUMBER], Site.ROLE] == Role.PREFILL:
         return float(s.clock[Clock.NOW])

@@ -1,9 +1,9 @@
 """Arrivals: requests that come by themselves, and those that others bring, some time after they are answered.
 
-An engine looks for requests and begins its next iteration before anybody has read what the last one gave. So whoever an
-answer brings at once comes while that iteration runs, and is not in it; where nothing runs, he begins at once.
+An engine looks for requests and begins its next iteration before anybody has read the last one's tokens. So a request
+that an answer brings at once comes while that iteration runs, and is not in it; where nothing runs, it begins at once.
 
-Whoever is brought waits in a heap whose places are the rows of `Time.COMING` and `Request.COMING`.
+Requests brought wait in a heap whose places are the rows of `Time.COMING` and `Request.COMING`.
 """
 
 import math
@@ -29,7 +29,7 @@ from kvplan.simulation.state import (
 
 @kernel
 def release(s: State) -> None:
-    """Let everybody who has arrived by now join a queue."""
+    """Let all who have arrived by now join a queue."""
     c = s.counter
     while c[Counter.JOINED] < c[Counter.RELEASED]:
         arrival_s = s.time[c[Counter.JOINED], Time.ARRIVAL]
@@ -49,7 +49,7 @@ def release(s: State) -> None:
 
 @kernel
 def release_brought(s: State, before: int) -> None:
-    """Let those join whom others have brought, who come by now, and before somebody else."""
+    """Let requests that others have brought join, if they come by now, and before another one."""
     while s.fleet[0, Router.TO_COME] > 0:
         if s.time[0, Time.COMING] > s.clock[Clock.NOW] or s.time[0, Time.COMING] == s.clock[Clock.ENDED]:
             return
@@ -84,7 +84,7 @@ def next_arrival(s: State) -> int:
 
 @kernel
 def earlier(s: State, unasked: int) -> int:
-    """Return this request or the first of those brought, whoever comes first; either may be NOBODY."""
+    """Return the earlier of this request and the first one brought; either may be NOBODY."""
     if s.fleet[0, Router.TO_COME] == 0:
         return unasked
     brought, brought_s = s.request[0, Request.COMING], s.time[0, Time.COMING]
@@ -95,7 +95,7 @@ def earlier(s: State, unasked: int) -> int:
 
 @kernel
 def next_event_s(s: State) -> float:
-    """Return when the next request comes, or the first load is done; infinite where neither is known."""
+    """Return the time of the next request, or end of load; infinite where neither is known."""
     coming, event_s = next_arrival(s), math.inf
     if coming != NOBODY:
         event_s = s.time[coming, Time.ARRIVAL]
@@ -119,13 +119,13 @@ def more_to_come(s: State) -> bool:
 
 @kernel
 def comes_before(time_s: float, request: int, other_s: float, other: int) -> bool:
-    """Tell whether the first of two arrives first; of those who come at once, the one of lower number."""
+    """Tell whether the first of two arrives first; at the same time, the one of lower number does."""
     return bool(time_s < other_s or (time_s == other_s and request < other))
 
 
 @kernel
 def bring(s: State, request: int, time_s: float) -> None:
-    """Fix when a request arrives, if it is somebody."""
+    """Fix the arrival of a request, if it is one."""
     if request == NOBODY:
         return
     s.time[request, Time.ARRIVAL] = time_s
@@ -153,9 +153,9 @@ def goes_on(s: State, request: int) -> int:
 
 @kernel
 def follow(s: State, request: int, following: int, now: float) -> None:
-    """Bring what follows a request think time after, and at once whom it sends out; for these it waits, too.
+    """Bring what follows a request think time after, and at once those it sends out; it waits for these, too.
 
-    Meanwhile its FINISH is minus the time at which it comes if for no other.
+    Meanwhile its FINISH is minus the time at which it comes if it waits for no other.
     """
     due_s = now + s.time[request, Time.THINK]
     if s.fixed[Fixed.TURNS] == 1 or following == NOBODY:
@@ -204,7 +204,7 @@ def put(s: State, place: int, time_s: float, request: int) -> None:
 
 @kernel
 def skip(s: State, request: int) -> int:
-    """Have what would have followed a request never come, and bring what comes instead; return how many never do."""
+    """Skip what would have followed a request, and bring what comes instead; return how many never come."""
     instead, never = s.request[request, Request.INSTEAD], 0
     following = s.request[request, Request.FOLLOWING]
     last = request

@@ -1,7 +1,7 @@
-"""What residents are expected to hold at later ticks: the future-memory check of policies that plan ahead (FC 4.1.1).
+"""Expected memory of residents at later ticks: the future-memory check of policies that plan ahead (FC 4.1.1).
 
 For policies with one group. A resident grows by a token each tick and leaves at the end of the stages expected of it,
-so `State.future` has the blocks of each later tick; what is held now is counted, not expected. An admission costs a
+so `State.future` has the blocks of each later tick; those held now are counted, not expected. An admission costs a
 step for each stage expected of the request, whoever else is resident. Where memory would have lacked for the request
 that is next in line, it mostly lacks in the next iteration too: that tick is looked at first.
 """
@@ -18,7 +18,7 @@ def begin_tick(s: State) -> None:
 
 @kernel
 def fits_to_the_end(s: State, request: int) -> bool:
-    """Tell whether a queued request fits now, and beside what is expected of residents until its own expected end."""
+    """Tell whether a queued request fits now, and beside the expected residents until its own expected end."""
     if not fits(s, s.request[request, Request.FIRST_WEIGHT]):
         return False
     future, block = s.future, s.fixed[Fixed.BLOCK]
@@ -46,7 +46,7 @@ def fits_to_the_end(s: State, request: int) -> bool:
 
 @kernel
 def expect(s: State, request: int, sign: int) -> None:
-    """Add what a resident is expected to hold at later ticks, or with -1 take it back."""
+    """Add the expected blocks of a resident at later ticks, or with -1 subtract them."""
     future, block = s.future, s.fixed[Fixed.BLOCK]
     size = future.shape[0]
     stage = s.group[0, Group.TICK] - s.request[request, Request.START]
@@ -67,7 +67,7 @@ def expect(s: State, request: int, sign: int) -> None:
 
 @kernel
 def give_up(s: State, request: int) -> None:
-    """Evict a request; from now on it is expected to be no shorter than it came to be."""
+    """Evict a request; from now on it is expected to be at least as long as it was."""
     expect(s, request, -1)
     stages = s.group[0, Group.TICK] - s.request[request, Request.START]
     if stages > s.request[request, Request.EXPECTED]:

@@ -1,16 +1,16 @@
-"""Host memory behind the prefix cache of blocks: what it keeps, in order of release, and loads from it (theory §13).
+"""Host memory behind the prefix cache of blocks: its blocks in order of release, and loads from it (theory §13).
 
 Of a stream the host has blocks in a row: inclusive, its leading ones, as many as were there when they were last
 released on the GPU; exclusive, those that follow what the GPU has, since the GPU throws away the last ones first. Those
 that nobody holds queue by streams as on the GPU, least recently released first, and go from their ends.
 
 Inclusive, the host has a copy of every full block on the GPU: it reserves room for all blocks that requests hold, and
-the rest of it keeps what they have left. Exclusive, only what the GPU throws away comes in. Either way what a request
-finds leaves the queue: it is held, and will be released again.
+the rest of it keeps released ones. Exclusive, only blocks that the GPU throws away come in. Either way blocks that a
+request finds leave the queue: they are held, and will be released again.
 
 Loads go over a link, one transfer at a time, in the order in which they were asked for. Overlapping, a request holds
-what is loaded for it and waits in a list of its own while others run. Whoever has anything in common with it that is
-not on the GPU yet waits too, at the head of the queue, and finds it there later.
+the blocks loaded for it and waits in a list of its own while others run. A request that shares blocks with it that are
+not on the GPU yet waits too, at the head of the queue, and finds them there later.
 """
 
 from kvplan.simulation.queues import append, stream_joins, stream_leaves
@@ -40,7 +40,7 @@ def host_puts(s: State, stream: int, blocks: int) -> None:
 
 @kernel
 def host_drops(s: State, stream: int) -> None:
-    """Remove whatever the queue has of a stream."""
+    """Remove all blocks of a stream from the queue."""
     if s.stream[stream, Stream.HOST] > 0:
         stream_leaves(s, stream, Counter.HOST_OLDEST, Stream.HOST_IN_FRONT)
         s.counter[Counter.HOSTED] -= s.stream[stream, Stream.HOST]
@@ -69,7 +69,7 @@ def host_keeps_victims(s: State, copy: int, blocks: int) -> None:
 
 @kernel
 def host_settles(s: State) -> None:
-    """Drop what the host has no room for; the queue of the GPU is settled."""
+    """Drop blocks without room on the host; the queue of the GPU is settled."""
     c, room = s.counter, s.fixed[Fixed.HOST_CAPACITY]
     if s.fixed[Fixed.INCLUSIVE]:
         room = max(room - (s.fixed[Fixed.CAPACITY] - c[Counter.FREE]), 0)
@@ -117,7 +117,7 @@ def is_being_loaded(s: State, request: int) -> bool:
 
 @kernel
 def load(s: State, request: int, begin: int, end: int) -> bool:
-    """Load blocks from `begin` to `end` for a request that holds what is found; whether it waits for them."""
+    """Load blocks from `begin` to `end` for a request that holds its hits; return whether it waits."""
     seconds = (end - begin) * s.clock[Clock.LOAD]
     s.counter[Counter.HELD] += end - begin
     s.clock[Clock.LINK_BUSY] += seconds
@@ -136,7 +136,7 @@ def load(s: State, request: int, begin: int, end: int) -> bool:
 
 @kernel
 def mark(s: State, request: int, change: int) -> None:
-    """Note that a request loads what the GPU did not have of it, or has done so."""
+    """Note that a request loads blocks missing on the GPU, or has done so."""
     stream, begin = s.request[request, Request.LEAF], s.request[request, Request.LOADS_FROM]
     while stream != NOBODY and s.stream[stream, Stream.BEGIN] + s.stream[stream, Stream.REST] > begin:
         s.stream[stream, Stream.LOADERS] += change
@@ -145,7 +145,7 @@ def mark(s: State, request: int, change: int) -> None:
 
 @kernel
 def first_loaded(s: State) -> int:
-    """Return who has waited longest, if its load is done; NOBODY if there is none."""
+    """Return the request waiting longest, if its load is done; NOBODY if there is none."""
     request = s.list[parked_list(s, 0), List.HEAD]
     if request == NOBODY or s.time[request, Time.READY] > s.clock[Clock.NOW]:
         return NOBODY

@@ -146,10 +146,10 @@ def policy_result(
 ) -> PolicyResult:
     """Sum up the runs of one policy, one a seed.
 
-    Intervals are over runs, or from batches of the one; without chance, another seed would give the same run, there is
-    none. Rates are over the horizon, or the makespan, where runs ended with their requests. Where all requests were
-    there at the start, the queue is not judged, and waits have no intervals. Requests within all `limits`, of their own
-    TTFT, TPOT and E2E, are goodput. `class_names` stand in the order that `Requests.class_index` counts.
+    Intervals are over runs, or from batches of the one; there are none without chance, as other seeds would give the
+    same run. Rates are over the horizon, or the makespan if runs ended with their requests. If all requests were there
+    at the start, the queue is not judged, and waits have no intervals. Requests within all `limits`, of their own TTFT,
+    TPOT and E2E, are goodput. `class_names` stand in the order that `Requests.class_index` counts.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def _figures(name: str, times: Times) -> Figures:
 
 
 def _times(values: FloatArray) -> Times:
-    """Cut values in order of time into batches, but for those that are not there (NaN)."""
+    """Cut values in order of time into batches, without missing ones (NaN)."""
     values = _some(values, ~np.isnan(values))
     return Times([values], [batch_edges(values.size)])
 
@@ -328,7 +328,7 @@ class _Run:
         return figures, intervals, classes
 
     def latency(self, name: str) -> tuple[Figures, Intervals, list[Figures]]:
-        """Return one of them."""
+        """Return a latency."""
         values = _PER_REQUEST[name](self.requests, self.outcome)
         # in order of arrival, which turns of sessions do not stand in
         times = _times(values if self.requests.turns is None else values[self.order])
@@ -380,7 +380,7 @@ class _Run:
         return self.horizon_s
 
     def totals(self) -> dict[str, float]:
-        """Return what the figures of a run are ratios of."""
+        """Return the totals that a run's figures are ratios of."""
         run = self.outcome
         return {
             "time_s": self.span_s,
@@ -397,7 +397,7 @@ class _Run:
         }
 
     def figures(self) -> Figures:
-        """Every figure by its key."""
+        """Return all figures by key."""
         run, totals = self.outcome, self.totals()
         shed = 0 if run.shed is None else int(np.count_nonzero(run.shed))
         unfinished = int(np.count_nonzero(run.arrival_s <= run.end_s)) - self.completed - shed
@@ -429,7 +429,7 @@ class _Run:
 
     @cached_property
     def good(self) -> NDArray[np.bool_]:
-        """Which completed requests were served within all limits; one without a figure does not exceed it."""
+        """Completed requests served within all limits; one without a figure does not exceed its limit."""
         return self.finished & within(self.requests, self.outcome, self.limits, self.of_classes)
 
     @property
@@ -450,7 +450,7 @@ class _Run:
         return float(min(top, run.kv_peak)) if rank > 0 else 0.0
 
     def intervals(self, figures: Figures) -> Intervals:
-        """By batches, for the same keys; what cannot be had is None."""
+        """Bound figures by batches, by the same keys; None where impossible."""
         known: Intervals = {}
         if self.outcome.ending is not Ending.LIVELOCK:
             if self.outcome.series.time_s.size >= _MIN_RECORDS:
@@ -506,7 +506,7 @@ class _Run:
         return (low, high) if low < high else None
 
     def batches(self) -> dict[str, NDArray[Any]]:
-        """Return what equally many records add to every counter, each of shape (n_batches,)."""
+        """Return increments of every counter over equally many records, each of shape (n_batches,)."""
         series = self.outcome.series
         edges = batch_edges(series.time_s.size)
         last = edges[1:] - 1

@@ -1,4 +1,4 @@
-"""What a run leaves behind: times of every request, counters, and a thinned record of memory and queue."""
+"""Outcome of a run: times of every request, counters, and a thinned record of memory and queue."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from kvplan.simulation.state import (
 
 
 class Ending(StrEnum):
-    """Why a run ended."""
+    """Cause of the end."""
 
     FINISHED = "finished"  # every request completed
     HORIZON = "horizon"  # the clock ran out
@@ -39,7 +39,7 @@ class Ending(StrEnum):
 class Series:
     """State while some of the executed iterations ran, evenly spaced ones: arrays of shape (n_records,).
 
-    Those who are done after an iteration still count as running in it, and not yet as completed.
+    Requests done after an iteration still count as running in it, and not yet as completed.
     """
 
     stride: int  # iterations between two records
@@ -57,7 +57,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Found:
-    """What a prefix cache found, tokens."""
+    """Hits of a prefix cache, tokens."""
 
     hit_tokens: IntArray  # of each prompt at its first admission
     recovered_tokens: IntArray  # of prompts and what they had generated, at admissions after an eviction
@@ -72,7 +72,7 @@ class Found:
 
 @dataclass(frozen=True)
 class SpanSums:
-    """What fell into equal spans of time."""
+    """Sums over equal spans of time."""
 
     # shape (n_spans, n_columns), see `kvplan.simulation.state.Span`; over replicas of a fleet
     sums: FloatArray
@@ -118,27 +118,27 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """Whether every request completed."""
+        """True if all requests completed."""
         return self.ending is Ending.FINISHED
 
     @property
     def ttft_s(self) -> FloatArray:
-        """What each request waited for its first token, outside the engine too; shape (n_requests,), seconds."""
+        """Wait of each request for its first token, outside the engine too; shape (n_requests,), seconds."""
         return self.first_token_s - self.arrival_s + self.request_overhead_s
 
     @property
     def e2e_s(self) -> FloatArray:
-        """What each request waited for its last token, outside the engine too; shape (n_requests,), seconds."""
+        """Wait of each request for its last token, outside the engine too; shape (n_requests,), seconds."""
         return self.finish_s - self.arrival_s + self.request_overhead_s
 
     @property
     def mean_e2e_s(self) -> float:
-        """The mean of `e2e_s`, where every request completed."""
+        """Mean of `e2e_s`, where every request completed."""
         return float(np.mean(self.e2e_s))
 
 
 def outcome(states: Sequence[State], rows: RowPool, ending: Ending) -> Outcome:
-    """Put together what the replicas of a run leave behind."""
+    """Put together the outcome of a run's replicas."""
     rows.keep(states)
     first, arrival_s = states[0], rows.requests.arrival_s
     counts = np.sum([s.counter for s in states], axis=0)
@@ -203,7 +203,7 @@ def _spans(states: Sequence[State], gaps: IntArray) -> SpanSums:
 
 
 def _together(states: Sequence[State], end_s: float, iterations: int) -> tuple[Series, IntArray]:
-    """Return the records of all replicas at even times, memory in the mean over them; and what is cached."""
+    """Return records of all replicas at even times, memory in the mean over them; and cached tokens."""
     records = [s.record[: int(s.counter[Counter.RECORDED])] for s in states]
     if len(states) == 1:
         total, stride = records[0], int(states[0].counter[Counter.STRIDE])

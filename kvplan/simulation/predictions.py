@@ -1,4 +1,4 @@
-"""Lengths as a predictor has them: policies that need one go by it, and requests turn out as they are."""
+"""Lengths by a predictor: policies that need one go by it, requests have their true lengths."""
 
 from dataclasses import replace
 
@@ -16,11 +16,11 @@ def predicts(scenario: Scenario) -> bool:
 
 
 def predicted(scenario: Scenario) -> Requests:
-    """Return the requests as policies take them to be, with the class and the decode length of the prediction.
+    """Return the requests as policies see them, with predicted class and decode length.
 
-    With the accuracy of its class a prediction is right, as it is where no class has one; else it is another class and
-    decode length of the traffic, in proportion to rates, or of the classes that its own is taken for. Nobody is
-    predicted to outgrow the memory.
+    A prediction is right with the accuracy of its class, always if no class has one; else it is another class and
+    decode length of the traffic, in proportion to rates, or of the classes that its own is taken for. No prediction
+    exceeds the memory.
     """
     requests, model = scenario.requests, scenario.model
     if not predicts(scenario):

@@ -3,16 +3,16 @@
 It mirrors `BlockPool` of `vllm/v1/core/block_pool.py` and `KVCacheManager.get_computed_blocks` of
 `vllm/v1/core/kv_cache_manager.py`, vLLM 0.19.
 
-Whose tokens are the same says a tree of streams (`kvplan.simulation.requests`); the blocks of a stream are those that
-end in it. A request holds the leading blocks of every stream on its way, and free blocks go last block first, so what
-is cached of a stream is always its leading part, and where anything of it is, all before it is. So free blocks queue by
-streams, not one by one; what is free of a stream stands there once, and goes from its end. Blocks without a hash stand
-in front of all, and are only counted.
+A tree of streams (`kvplan.simulation.requests`) tells which tokens are the same; the blocks of a stream are those that
+end in it. A request holds the leading blocks of every stream on its way, and free blocks go last block first, so only
+a leading part of a stream is cached, and if there is one, all streams before it are cached. So free blocks queue by
+streams, not one by one; a stream stands there once, and loses its last block first. Blocks without a hash stand in
+front of all, and are only counted.
 
 A prompt that ends with a stream, at the end of a block, never finds this block, because a token must be left to
-compute: it computes a copy. Such blocks are streams of their own, so that copies can queue; see `block_streams`. The
-first of the copies there is the one that is found. Whoever holds the block and has not made a copy of its own holds
-the first one: it stays the first as long as it is held.
+compute: it computes a copy. Such blocks are streams of their own, so that copies can queue; see `block_streams`.
+Requests find the first of the copies there. One that holds the block without a copy of its own holds the first one: it
+stays the first as long as it is held.
 
 Blocks that running requests have taken since the last settlement are counted only, and leave the queue when next
 anything is put into it or looked for.
@@ -47,7 +47,7 @@ def caches(s: State) -> bool:
 
 @kernel
 def settle(s: State) -> None:
-    """Let the blocks that have been taken leave the queue."""
+    """Let taken blocks leave the queue."""
     c = s.counter
     taken = min(c[Counter.FREE] - s.fixed[Fixed.CAPACITY] + c[Counter.HELD], c[Counter.FREE])
     c[Counter.FREE] -= taken
@@ -84,7 +84,7 @@ def leave_queue(s: State, stream: int) -> None:
 
 @kernel
 def cached_tokens(s: State) -> int:
-    """Count the tokens that are known though nobody holds them."""
+    """Count cached tokens that nobody holds."""
     if grouped(s):
         return int(s.counter[Counter.FREE] * s.fixed[Fixed.BLOCK])
     if not caches(s):
@@ -136,7 +136,7 @@ def forget(s: State, copy: int) -> None:
 
 @kernel
 def hits(s: State, request: int) -> int:
-    """Count leading blocks of a waiting request that are there; one token at least is left to compute."""
+    """Count cached leading blocks of a waiting request; one token at least is left to compute."""
     most = (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK]
     stream = s.request[request, Request.LEAF]
     while stream != NOBODY:
@@ -151,26 +151,26 @@ def hits(s: State, request: int) -> int:
 
 
 @kernel
-def hits_in_queue(s: State, request: int, found: int) -> int:
-    """Count, of the blocks found, those that nobody holds."""
+def hits_in_queue(s: State, request: int, blocks: int) -> int:
+    """Count, of the leading `blocks`, those that nobody holds."""
     idle, stream = 0, s.request[request, Request.LEAF]
     while stream != NOBODY:
         copy = s.stream[stream, Stream.FIRST]
-        if s.stream[copy, Stream.HOLDERS] == 0 and s.stream[stream, Stream.BEGIN] < found:
+        if s.stream[copy, Stream.HOLDERS] == 0 and s.stream[stream, Stream.BEGIN] < blocks:
             idle += s.stream[copy, Stream.CACHED]
         stream = s.stream[stream, Stream.PARENT]
     return idle
 
 
 @kernel
-def hold(s: State, request: int, found: int) -> int:
-    """Hold what is found; returns its tokens."""
+def hold(s: State, request: int, blocks: int) -> int:
+    """Hold these leading blocks; return their tokens."""
     c = s.counter
     stream = s.request[request, Request.LEAF]
     while stream != NOBODY:
         copy = s.stream[stream, Stream.FIRST]
         if s.stream[copy, Stream.HOLDERS] > 0 or s.stream[copy, Stream.CACHED] > 0:
-            if s.stream[stream, Stream.BEGIN] >= found:  # it is there, and may not be taken
+            if s.stream[stream, Stream.BEGIN] >= blocks:  # it is there, and may not be taken
                 s.request[request, Request.COPIED] = stream
                 add_copy(s, stream, s.request[request, Request.COPY])
                 copy = s.request[request, Request.COPY]
@@ -180,16 +180,16 @@ def hold(s: State, request: int, found: int) -> int:
                 c[Counter.HELD] += s.stream[copy, Stream.CACHED]
                 s.stream[copy, Stream.CACHED] = 0
         s.stream[copy, Stream.HOLDERS] += 1
-        if hosted(s) and s.stream[stream, Stream.BEGIN] < found:
+        if hosted(s) and s.stream[stream, Stream.BEGIN] < blocks:
             host_drops(s, stream)
         stream = s.stream[stream, Stream.PARENT]
-    return count_hits(s, request, found)
+    return count_hits(s, request, blocks)
 
 
 @kernel
-def count_hits(s: State, request: int, found: int) -> int:
-    """Note that so many blocks were found; returns their tokens."""
-    c, tokens = s.counter, found * s.fixed[Fixed.BLOCK]
+def count_hits(s: State, request: int, blocks: int) -> int:
+    """Note that so many blocks were found; return their tokens."""
+    c, tokens = s.counter, blocks * s.fixed[Fixed.BLOCK]
     if s.request[request, Request.EVICTIONS] == 0:
         s.request[request, Request.HIT] = tokens
         c[Counter.LOOKED_UP] += sequence(s, request)

@@ -90,7 +90,7 @@ def count(s: State, rank: int, change: int) -> None:
 
 @kernel
 def lowest(s: State) -> int:
-    """Find the lowest rank that somebody has; NOBODY if nobody has one."""
+    """Find the lowest rank that a request has; NOBODY if none has one."""
     if s.rank[1, Rank.COUNT] == 0:
         return NOBODY
     node, leaves = 1, s.rank.shape[0] // 2

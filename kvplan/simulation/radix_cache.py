@@ -6,8 +6,8 @@ A node holds blocks that follow those of the node above it. It begins and ends w
 looked up or branched off, within a stream or across several (`kvplan.simulation.requests`), and goes as a whole. The
 nodes on a request's way follow from its streams: each knows the last node that holds a block of it.
 
-Whoever touches a node touches all above it, and comes to them later. So those that nobody holds stand in a queue in
-the order in which they are to go: the first one is always a leaf. Other blocks in it there are none.
+Touching a node touches all above it afterwards. So nodes that nobody holds stand in a queue in the order in which they
+are to go: the first one is always a leaf. The queue has nothing else.
 """
 
 from kvplan.simulation.prefix_cache import count_hits, join_queue, leave_queue
@@ -18,7 +18,7 @@ from kvplan.simulation.state import NOBODY, Counter, Fixed, Request, State, Stre
 
 @kernel
 def end_of(s: State, node: int) -> int:
-    """Count the blocks down to the end of a node; of nobody, none."""
+    """Count the blocks down to the end of a node; none of NOBODY."""
     return 0 if node == NOBODY else int(s.stream[node, Stream.END])
 
 
@@ -50,7 +50,7 @@ def touch(s: State, node: int) -> None:
 
 @kernel
 def touch_all(s: State, node: int) -> None:
-    """Touch a node and all above it; what is held stands in no queue, and neither does what is above that."""
+    """Touch a node and all above it; nodes that are held, and those above them, stand in no queue."""
     while node != NOBODY and s.stream[node, Stream.HOLDERS] == 0:
         touch(s, node)
         node = s.stream[node, Stream.PARENT]
@@ -58,7 +58,7 @@ def touch_all(s: State, node: int) -> None:
 
 @kernel
 def split(s: State, node: int, end: int, stream: int) -> int:
-    """Have a node end, and another begin, after so many blocks, in a stream; returns the upper one."""
+    """Split a node after so many blocks, in a stream; return the upper one."""
     c = s.counter
     touch(s, node)
     upper = new_node(s, s.stream[node, Stream.PARENT], end, stream)
@@ -112,9 +112,9 @@ def make_room(s: State, tokens: int) -> None:
 
 @kernel
 def found(s: State, request: int, most: int) -> int:
-    """Find the node in which what is there of a request's leading blocks ends, at most so many; split it if need be.
+    """Find the node where the cached leading blocks of a request end, at most so many; split it if need be.
 
-    Touches what it finds.
+    Touches the nodes found.
     """
     stream = s.request[request, Request.LEAF]
     while stream != NOBODY and (
@@ -137,7 +137,7 @@ def found(s: State, request: int, most: int) -> int:
 
 @kernel
 def put(s: State, request: int, blocks: int) -> int:
-    """Have so many leading blocks of a request in the tree; returns the node in which they end."""
+    """Put so many leading blocks of a request into the tree; return the node in which they end."""
     above = found(s, request, blocks)
     if end_of(s, above) == blocks:
         return above
@@ -169,9 +169,9 @@ def lock(s: State, node: int, held: int) -> None:
 
 @kernel
 def unlock(s: State, node: int) -> None:
-    """Hold a node no more, nor those above it; what nobody holds any more goes last.
+    """Release a node, and those above it; nodes that nobody holds any more go last.
 
-    So it should: who is done has just touched it, and who is retracted finds the queue empty, for that comes last.
+    So they should: a request that is done has just touched them, one retracted finds the queue empty, as it is last.
     """
     while node != NOBODY:
         s.stream[node, Stream.HOLDERS] -= 1
@@ -186,7 +186,7 @@ def unlock(s: State, node: int) -> None:
 
 @kernel
 def look_up(s: State, request: int) -> int:
-    """Count leading blocks of a waiting request that are there; one token at least is left to compute."""
+    """Count cached leading blocks of a waiting request; one token at least is left to compute."""
     s.request[request, Request.NODE] = found(s, request, (sequence(s, request) - 1) // s.fixed[Fixed.BLOCK])
     return end_of(s, s.request[request, Request.NODE])
 
@@ -203,14 +203,14 @@ def held_by_nobody(s: State, request: int) -> int:
 
 @kernel
 def hold_found(s: State, request: int) -> int:
-    """Hold what was found; returns its tokens."""
+    """Hold the hits; return their tokens."""
     lock(s, s.request[request, Request.NODE], NOBODY)
     return count_hits(s, request, end_of(s, s.request[request, Request.NODE]))
 
 
 @kernel
 def enter_tree(s: State, request: int, computed: int) -> None:
-    """Put the full blocks that a running request has computed into the tree; those that were there are held twice."""
+    """Put full blocks computed by a running request into the tree; those that were there are held twice."""
     before, full = s.request[request, Request.NODE], computed // s.fixed[Fixed.BLOCK]
     s.counter[Counter.HELD] -= full - end_of(s, before)
     s.request[request, Request.NODE] = put(s, request, full)
@@ -219,7 +219,7 @@ def enter_tree(s: State, request: int, computed: int) -> None:
 
 @kernel
 def leave_tree(s: State, request: int, blocks: int, computed: int) -> None:
-    """Let a request leave: all it has computed remains where it is done; else what of it is in the tree."""
+    """Let a request leave: if done, all its blocks remain; else those in the tree."""
     node = s.request[request, Request.NODE]
     s.counter[Counter.HELD] -= blocks - end_of(s, node)
     if computed == s.request[request, Request.FIRST_WEIGHT] + s.request[request, Request.STAGES] - 1:

@@ -1,4 +1,4 @@
-"""Who arrives when, and how long they are: Poisson, renewal, burst, saturated, interleaved, closed loop.
+"""Arrivals and lengths of requests: Poisson, renewal, burst, saturated, interleaved, closed loop.
 
 Requests depend on the model and the generator alone, never on a policy: with one seed all policies see the same.
 
@@ -105,7 +105,7 @@ _WORTH_A_GUIDE = 100  # draws for each end of a distribution
 
 
 class Drafted(NamedTuple):
-    """What speculative decoding emits, drawn beforehand."""
+    """Tokens of speculative decoding, drawn beforehand."""
 
     drafts: Drafts  # that it was drawn for
     emitted: IntArray  # tokens of a request before each of its iterations, one request after the other
@@ -145,11 +145,11 @@ class Requests:
 
     @property
     def is_open(self) -> bool:
-        """Whether all come at times of their own, whatever happens to others."""
+        """True if all come at times of their own, whatever happens to others."""
         return self.clients is None and self.turns is None
 
     def part(self, start: int, stop: int) -> "Requests":
-        """Take some in a row, of those that have nothing to do with each other."""
+        """Take consecutive requests that do not depend on others."""
         return replace(
             self,
             arrival_s=self.arrival_s[start:stop],
@@ -160,7 +160,7 @@ class Requests:
 
 
 def with_drafts(requests: Requests, drafts: Drafts, rng: np.random.Generator) -> Requests:
-    """Draw what their iterations emit: one token with the prompt, then what is accepted and one more."""
+    """Draw the tokens of their iterations: one with the prompt, then accepted drafts and one more."""
     if int(requests.decode_tokens.sum()) > _MOST_DRAFTED:
         raise UsageError(f"drafts of more than {_MOST_DRAFTED:,} tokens cannot be drawn; fewer requests can")
     decode, accepted = requests.decode_tokens, np.array(drafts.accepted[: drafts.tokens])
@@ -312,7 +312,7 @@ def _drawn(
 def _after(ends: FloatArray, chance: FloatArray) -> IntArray:
     """Count the ascending ends that each chance has reached, as `numpy.searchsorted`, in a quarter of the time.
 
-    Where a chance falls among equal parts of the line says how many ends it has reached at least, and mostly all.
+    The place of a chance among equal parts of the line bounds the ends it has reached, mostly exactly.
     """
     if chance.size < _WORTH_A_GUIDE * ends.size:
         return np.searchsorted(ends, chance, side="right")
@@ -334,7 +334,7 @@ def _in_pieces(of: Callable[[slice], IntArray], size: int, kind: type[np.signedi
 
 
 def _numbers(size: int, values: IntArray) -> type[np.signedinteger]:
-    """Choose how these are held for so many requests."""
+    """Choose the type that holds these for so many requests."""
     return np.int32 if size > _MANY and values.max(initial=0) < 2**30 else np.int64
 
 
@@ -392,13 +392,13 @@ def _clock(model: ServingModel) -> Course | None:
 
 
 def _unchanged(model: ServingModel, time_s: float | None) -> float | None:
-    """Return the time that the clock of the schedule shows then."""
+    """Return the time on the schedule's clock then."""
     clock = _clock(model)
     return time_s if clock is None or time_s is None else float(clock.integral(time_s))
 
 
 def _changed(model: ServingModel, time_s: FloatArray) -> FloatArray:
-    """Return when the clock of the schedule shows these times, ascending."""
+    """Return the times at which the schedule's clock shows these, ascending."""
     clock = _clock(model)
     return time_s if clock is None else np.maximum.accumulate(clock.inverse(time_s))
 
@@ -459,7 +459,7 @@ def requests_of(recorded: Recorded, rate_rps: float | None = None) -> Requests:
 
 
 def stretch(recorded: Recorded, rate_rps: float | None) -> float:
-    """Say how much longer gaps are at a rate than recorded; 1 where it is that of the trace, but for rounding."""
+    """Return the factor on recorded gaps at a rate; 1 where it is that of the trace, but for rounding."""
     own = recorded.rate_rps
     factor = 1.0 if own is None or rate_rps is None else own / rate_rps
     return 1.0 if abs(factor - 1) < _AS_RECORDED else factor
@@ -471,7 +471,7 @@ def first(requests: Requests, count: int) -> Requests:
 
 
 def thinned(requests: Requests, share: float, rng: np.random.Generator) -> Requests:
-    """Pick what a router sends to one replica of several: each request with a chance, but at least one.
+    """Pick the requests that a router sends to one of several replicas: each with a chance, but at least one.
 
     Examples
     --------
@@ -514,7 +514,7 @@ def chosen(requests: Requests, places: IntArray) -> Requests:
 def prefixes_of_hashes(
     hashes: Sequence[Sequence[int]], input_tokens: IntArray, block_tokens: int
 ) -> Prefixes:
-    """Find the streams of prompts whose blocks are known by hashes; what is generated is each request's own.
+    """Find the streams of prompts whose blocks are known by hashes; generated tokens are each request's own.
 
     Two prompts have a block in common where their hashes are the same up to it: a tree, in which blocks that are always
     followed by the same one are a stream. The last hash of a prompt may be of a part of a block.
@@ -528,14 +528,14 @@ def prefixes_of_hashes(
         for known_by in chain[
             : tokens // block_tokens
         ]:  # of a part of a block nobody else can have all tokens
-            found = step.get((node, known_by))
-            if found is None:
-                found = step[node, known_by] = len(above)
+            below = step.get((node, known_by))
+            if below is None:
+                below = step[node, known_by] = len(above)
                 above.append(node)
                 depth.append(depth[node] + 1)
                 goes_on.append(0)
                 goes_on[node] += 1
-            node = found
+            node = below
         ends.append(node)
     for node in ends:
         goes_on[node] += 1

@@ -1,4 +1,4 @@
-"""Requests that are under way, or come next, as rows of a state; those that are done make room for others."""
+"""Requests under way, or next to come, as rows of a state; those that are done make room for others."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _Array = TypeVar("_Array", FloatArray, IntArray)
 
 
 class RowPool:
-    """Which request stands in each row, and what has become of those that stood in one.
+    """Requests in the rows of a state, and results of those that stood in one.
 
     Where requests follow each other, have prompts in common, are ranked or leave something on the host, all have a row
     from the beginning to the end. Of strangers that a cache keeps, each has a stream of its own, in the same row.
@@ -41,12 +41,12 @@ class RowPool:
 
     @cached_property
     def _stream(self) -> IntArray:
-        """That of a stranger, by which all are known but for their places."""
+        """Stream of a stranger, the same for all but for their places."""
         *_, stream = block_streams(self.requests.part(0, 1), self._replica.block_tokens)
         return stream
 
     def extend(self, requests: Requests, setup: Setup) -> None:
-        """Take these in place of the requests so far, which they begin with."""
+        """Replace the requests by these, which begin with them."""
         more = requests.arrival_s.size - self.requests.arrival_s.size
         self.requests, self._setup = requests, setup
         self.first_token_s, self._finish_s = (
@@ -59,7 +59,7 @@ class RowPool:
         self.shed = np.append(self.shed, np.zeros(more, np.bool_))
 
     def keep_only(self, kept: IntArray) -> None:
-        """Know of these requests alone from now on, ascending, among them all that have a row or come next."""
+        """Keep only these requests, ascending, among them all that have a row or come next."""
         self.requests = chosen(self.requests, kept)
         self.number = np.searchsorted(kept, self.number)
         self.first_token_s, self._finish_s = self.first_token_s[kept], self._finish_s[kept]
@@ -67,7 +67,7 @@ class RowPool:
         self.recovered_tokens, self.shed = self.recovered_tokens[kept], self.shed[kept]
 
     def keep(self, states: Sequence[State]) -> None:
-        """Note what has become of the requests that stand in a row, which replicas share."""
+        """Note the results of requests that stand in a row, which replicas share."""
         s, size = states[0], self.number.size
         self.first_token_s[self.number] = by_request(s, Time.FIRST_TOKEN)
         self._finish_s[self.number] = by_request(s, Time.FINISH)
@@ -86,12 +86,12 @@ class RowPool:
 
     @property
     def finish_s(self) -> FloatArray:
-        """When each request was done, seconds; NaN where it is not."""
+        """Completion of each request, seconds; NaN where it is not done."""
         self._finish_s[self._finish_s < 0] = math.nan  # of those under way, which wait outside groups
         return self._finish_s
 
     def _note(self, kept: NDArray[Any], values: NDArray[Any]) -> None:
-        """Keep what is not 0: memory that nobody writes to is none."""
+        """Keep values that are not 0: memory never written to takes none."""
         at = np.flatnonzero(values)
         kept[self.number[at]] = values[at]
 
@@ -135,7 +135,7 @@ class RowPool:
 
 
 def by_request(s: State, column: int) -> FloatArray:
-    """Return a column of `State.time`: what a decode replica has noted of those who go on there, else what there is."""
+    """Return a column of `State.time`, of requests that go on at a decode replica as noted there."""
     size = int(s.fixed[Fixed.HANDED_OVER])
     values: FloatArray = s.time[:, column]
     if size == 0:
@@ -144,7 +144,7 @@ def by_request(s: State, column: int) -> FloatArray:
 
 
 def _rename(arrays: Sequence[IntArray], which: Any, row: IntArray) -> None:
-    """Put other numbers of rows where arrays of one shape have some: in one go, however many arrays there are."""
+    """Renumber rows in arrays of one shape, all in one go."""
     if len(arrays) == 1:
         arrays[0][which] = row[arrays[0][which]]
         return

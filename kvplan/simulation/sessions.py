@@ -204,7 +204,7 @@ def with_reuse(
 
 
 def merged(parts: Sequence[Requests]) -> Requests:
-    """Put several open arrivals beside each other, what is unasked in order of time; classes keep their numbers."""
+    """Merge several open arrivals, unasked ones in order of time; classes keep their numbers."""
     sizes = [part.arrival_s.size for part in parts]
     known = [part.prefixes or strangers(size) for part, size in zip(parts, sizes, strict=True)]
     turns = [part.turns or nothing_follows(size) for part, size in zip(parts, sizes, strict=True)]
@@ -276,7 +276,7 @@ def _branches(root: IntArray, root_ends: IntArray, asked: IntArray, ends: NDArra
 
 
 def _residual(law: Gap, count: int, rng: np.random.Generator) -> FloatArray:
-    """Draw what is left of gaps that are under way: of one met in proportion to its length, any part."""
+    """Draw the rest of gaps under way: of one met in proportion to its length, any part."""
     match law:
         case Exponential():
             return _gaps(law, count, rng)
@@ -367,8 +367,8 @@ def _sent(
     session = np.repeat(np.arange(kind.size), turns)
     goes_on = np.flatnonzero(np.diff(session, append=-1) == 0)
     names, sender, of = [k.name for k in kinds], [goes_on[:0]], [goes_on[:0]]
-    for index, one in enumerate(kinds):
-        for sent in one.sends:
+    for index, sessions in enumerate(kinds):
+        for sent in sessions.sends:
             places = np.repeat(goes_on[kind[session[goes_on]] == index], sent.count)
             sender.append(places)
             of.append(np.full(places.size, names.index(sent.name)))
@@ -379,10 +379,10 @@ def _sent(
 
 
 def _roots(kinds: Sequence[Sessions]) -> IntArray:
-    """Return whose shared tokens each kind begins with: its own, or those of the kind that sends it out."""
+    """Return the kind whose shared tokens each begins with: its own, or the one that sends it out."""
     root = np.arange(len(kinds))
-    for index, one in enumerate(kinds):
-        root[[sent.name in {s.name for s in one.sends} for sent in kinds]] = index
+    for index, sessions in enumerate(kinds):
+        root[[sent.name in {s.name for s in sessions.sends} for sent in kinds]] = index
     return root
 
 
@@ -403,7 +403,7 @@ def _in_order(requests: Requests) -> Requests:
 
 
 def _before_limits(kinds: Sequence[Sessions], requests: int) -> int:
-    """Return how many turns there would be without limits, which end sessions, for so many that there are."""
+    """Return the turns that there would be without limits, which end sessions, for so many that there are."""
     return math.ceil(requests * max(k.asked.mean / k.turns.mean for k in kinds))
 
 

@@ -20,7 +20,7 @@ from kvplan.simulation.state import (
 
 @kernel
 def note(s: State, tau: float, held: int, cached: int) -> None:
-    """Note the tokens that are held while the batch runs, and those known though nobody holds them."""
+    """Note the tokens held while the batch runs, and cached ones that nobody holds."""
     c = s.counter
     s.histogram[held // s.fixed[Fixed.BIN]] += nanoseconds(tau)
     s.clock[Clock.CACHED_S] += tau * cached
@@ -95,7 +95,7 @@ def add_to_span(s: State, tau: float, held: int, context: float, requests: int) 
 
 @kernel
 def see_waiting(s: State) -> None:
-    """Note how many wait, if they are the fewest of this span."""
+    """Note how many wait, if the fewest of this span."""
     row = s.counter[Counter.SPAN]
     s.span[row, Span.LEAST_WAITING] = min(s.span[row, Span.LEAST_WAITING], s.counter[Counter.WAITING])
 
@@ -110,11 +110,11 @@ def note_gaps(s: State, gap_s: float, count: int) -> None:
 
 @kernel
 def gaps_of_span(s: State) -> int:
-    """Return where in `State.histogram` the times between tokens of this span begin."""
+    """Return the place in `State.histogram` where this span's token gaps begin."""
     return int(s.fixed[Fixed.KV_BINS] + s.counter[Counter.SPAN] * GAPS)
 
 
 @kernel
 def gap_position(gap_s: float) -> float:
-    """Return where in the bins a time between two tokens is, and how far into its bin."""
+    """Return the bin of a time between two tokens, and as a fraction the place in it."""
     return math.log(max(gap_s, SHORTEST_GAP_S) / SHORTEST_GAP_S) * GAPS_IN_E

@@ -1,1 +1,1 @@
-"""What runs of the simulator say about a profile: measured, with intervals, where an operator acts on it."""
+"""Figures of a profile by runs of the simulator: measured, with intervals, where an operator acts on them."""

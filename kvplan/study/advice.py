@@ -1,4 +1,4 @@
-"""Settings of an engine that were tried by simulation on this profile, and that gain.
+"""Settings of an engine that gain, tried by simulation on this profile.
 
 Tried are shares of the memory that admission keeps free, and limits of the requests that run at once, on a replica that
 does not recover at its offered rate, or serves less under a backlog than it could without evictions. What looks best
@@ -93,8 +93,8 @@ _Variant = tuple[ServingModel, Settings]
 def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoint) -> tuple[Advice, ...]:
     """Find settings that serve more under a backlog, or let the replica recover at its rate, best first.
 
-    What ends the collapse of a prefix cache comes first, where the offered rate can bring one about. `base` is what one
-    replica serves as it is, `point` what is seen at the offered rate. The best watermark of 39 replicas that may not
+    An end to the collapse of a prefix cache comes first, where the offered rate can bring one about. `base` is served
+    by one replica as it is, `point` measured at the offered rate. The best watermark of 39 replicas that may not
     recover gained 1.3 % in the median, 28 % at most.
     """
     alone, settings = with_cold_cache(one_replica(model)), engine_settings(model)
@@ -108,7 +108,7 @@ def advice(model: ServingModel, plan: Plan, base: Recovery, point: OperatingPoin
 
 
 def _may_gain(alone: ServingModel, base: Recovery) -> bool:
-    """Return whether a replica does not recover, or loses much of what is sustainable to evictions."""
+    """Tell whether a replica does not recover, or loses much of its sustainable rate to evictions."""
     if base.rate_rps is None or base.served_rps is None:
         return False
     admissions = admissions_per_iteration(alone)
@@ -121,7 +121,7 @@ def _may_gain(alone: ServingModel, base: Recovery) -> bool:
 def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats: bool) -> list[Gained]:
     """Return the best value of each parameter, if it gains; best first."""
     assert base.served_rps is not None
-    offered, found = alone.total_rate_rps, []
+    offered, kept = alone.total_rate_rps, []
     recovers = (base.rate_rps or 0.0) >= offered
     # the same for all, so that what chance does to one run it does to the other
     weights = weights_of(alone, Backlog(alone, Plan(), uncached(settings), [*_SEED]).means())
@@ -137,25 +137,25 @@ def _tried(alone: ServingModel, settings: Settings, base: Recovery, *, but_seats
             continue
         drains = could and sustains(*_with(alone, settings, (best,)))
         if gains or drains:
-            found.append(Gained((best,), gain.value, drains))
-    return sorted(found, key=lambda one: (one.sustains, one.gain), reverse=True)
+            kept.append(Gained((best,), gain.value, drains))
+    return sorted(kept, key=lambda gained: (gained.sustains, gained.gain), reverse=True)
 
 
 def _in_order(held_back: list[Gained], tried: list[Gained], *, engine: bool) -> list[Gained]:
-    """Put settings of an engine before its gateway, for they also end a collapse, but none that does not sustain.
+    """Put an engine's settings before its gateway's, for they also end a collapse; those that sustain first.
 
-    Of the papers' ways that of their convention is first where several gain alike.
+    Of papers' ways that gain alike, that of their convention is first.
     """
     if engine:
-        return sorted([*tried, *held_back], key=lambda one: one.sustains, reverse=True)
+        return sorted([*tried, *held_back], key=lambda gained: gained.sustains, reverse=True)
     return sorted([*held_back, *tried], key=lambda one: (one.sustains, round(one.gain, 2)), reverse=True)
 
 
 def _held_back(alone: ServingModel, settings: Settings) -> Iterator[Gained]:
     """Yield ways to hold requests back before they are admitted, at which a backlog drains; none that serves less.
 
-    Of the papers' ways that of WAIT comes first in its convention, the cap in that of SIC. These are for any load: at
-    what memory sustains, or beyond, one is yielded if it serves more.
+    In WAIT's convention its own way comes first, in SIC's the cap. These are for any load: at the rate that memory
+    sustains, or beyond, one is yielded if it serves more.
     """
     engine = POLICIES[settings.policy].engine
     if engine and alone.total_rate_rps >= sustainable_rate(alone)[1]:
@@ -177,7 +177,7 @@ def _held_back(alone: ServingModel, settings: Settings) -> Iterator[Gained]:
 
 
 def _caps(alone: ServingModel) -> list[tuple[Setting, ...]]:
-    """Return caps from all that memory allows down to little more than what comes in an iteration, if that is less."""
+    """List caps from the most that memory allows down to little more than the arrivals of an iteration, if less."""
     most = saturation(alone).admissions_per_iteration
     coming = min(alone.total_rate_rps * (iteration_time(alone) or math.inf), most)
     caps = dict.fromkeys(float(f"{coming + part * (most - coming):.4g}") for part in _CAPS)
@@ -185,20 +185,20 @@ def _caps(alone: ServingModel) -> list[tuple[Setting, ...]]:
 
 
 def _thresholds(alone: ServingModel) -> list[tuple[Setting, ...]]:
-    found = wait(alone)
-    some = [n for n in (found.max_thresholds, found.thresholds) if n and found.fits] or [found.overload.whole]
+    plan = wait(alone)
+    some = [n for n in (plan.max_thresholds, plan.thresholds) if n and plan.fits] or [plan.overload.whole]
     return [tuple(Setting(THRESHOLDS, n) for n in each) for each in some]
 
 
 def _budgets(alone: ServingModel) -> list[tuple[Setting, ...]]:
-    found = [c.integer_budget for c in rate_cap(alone).classes]
-    return [tuple(Setting(BUDGETS, b) for b in found if b)] if all(found) else []
+    budgets = [c.integer_budget for c in rate_cap(alone).classes]
+    return [tuple(Setting(BUDGETS, b) for b in budgets if b)] if all(budgets) else []
 
 
 def _without_evictions(
     alone: ServingModel, settings: Settings, way: list[tuple[Setting, ...]], weights: Means
 ) -> tuple[Setting, ...] | None:
-    """Return the first that serves what is offered from a flood and evicts hardly anybody, else that serves most."""
+    """Return the first that serves the offer from a flood and evicts hardly anybody, else the one that serves most."""
     best, most = None, 0.0
     for chosen in way:
         flood = _Flood(_with(alone, settings, chosen), _SEED, _SEARCH)
@@ -227,7 +227,7 @@ def _at_gateway(alone: ServingModel, settings: Settings, weights: Means) -> Iter
 
 
 def _is_served(alone: ServingModel, settings: Settings, rate_rps: float, count: int) -> bool:
-    """Return whether so many requests, at even intervals, leave no queue and hardly anybody evicted."""
+    """Tell whether so many requests, at even intervals, leave no queue and hardly anybody evicted."""
     count = min(count, math.ceil(_MOST_PASSED * rate_rps * (iteration_time(alone) or math.inf)))
     rng = np.random.default_rng(_EVEN)
     requests = replace(saturated(alone, rng, requests=count), arrival_s=np.arange(count) / rate_rps)
@@ -243,7 +243,7 @@ def _is_served(alone: ServingModel, settings: Settings, rate_rps: float, count: 
 def _advice(
     model: ServingModel, plan: Plan, settings: Settings, gained: Gained, point: OperatingPoint
 ) -> Advice | None:
-    """Measure what settings cost at the offered rate; None where they are what makes the queue grow there."""
+    """Measure the cost of settings at the offered rate; None if they make the queue grow there."""
 
     def known(seen: Observation) -> bool:
         p95 = seen.sample.estimate("ttft_s", "p95")
@@ -287,7 +287,7 @@ def _knobs(model: ServingModel, settings: Settings) -> Iterator[tuple[str, list[
 
 
 def _with(model: ServingModel, settings: Settings, changes: tuple[Setting, ...]) -> _Variant:
-    """Return a replica with other settings; what limits its seats stands in the model, where analyses see it."""
+    """Return a replica with other settings; limits of seats go into the model, where analyses see them."""
     for name, value in changes:
         policy, _, parameter = name.partition(".")
         if name in SEATS:
@@ -301,7 +301,7 @@ def _with(model: ServingModel, settings: Settings, changes: tuple[Setting, ...])
 
 
 class _Flood:
-    """A flooded replica, and what it serves."""
+    """A flooded replica, and its rate."""
 
     def __init__(self, variant: _Variant, seed: tuple[int, ...], completions: float) -> None:
         model, settings = variant
@@ -330,8 +330,8 @@ def _best(replica: _Variant, name: str, values: list[float], weights: Means) -> 
         for value in some:
             if value not in runs:
                 runs[value] = _Flood(_with(*replica, (Setting(name, value),)), _SEED, _SEARCH)
-        found = at_once(lambda value: runs[value].rate(level, weights).value, some)
-        rates.update(zip(some, found, strict=True))
+        served = at_once(lambda value: runs[value].rate(level, weights).value, some)
+        rates.update(zip(some, served, strict=True))
 
     left = values
     for level in range(_SHORT):
@@ -356,7 +356,7 @@ def _between(values: list[float], best: float, *, whole: bool) -> list[float]:
 
 
 def _gain(without: _Variant, variant: _Variant, weights: Means) -> tuple[Ratio, Ratio]:
-    """Return what is served more from a flood, relative, on requests that had no part in the choice; and what is."""
+    """Return the relative gain in rate from a flood, on requests that had no part in the choice, and the rate."""
     runs = [_Flood(each, _FRESH, _PAIR) for each in (without, variant)]
     for level in range(_SHORT, _SHORT + _LONGER + 1):
         before, after = at_once(partial(_Flood.rate, level=level, weights=weights), runs)

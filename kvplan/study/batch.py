@@ -1,4 +1,4 @@
-"""How much work of the last priority fits behind the classes before it, and what these feel of it."""
+"""Work of the last priority that fits behind the classes before it, and how these feel it."""
 
 from dataclasses import replace
 from functools import partial
@@ -29,8 +29,8 @@ class Behind(NamedTuple):
 def behind(model: ServingModel, plan: Plan, *, tried: bool = True) -> Behind | None:
     """Fill a replica with requests of its last class; None where classes do not go by priority, or nothing fits.
 
-    What fits is a fluid limit: the order of requests moves no work. Of a prefix cache and of rates that vary nobody
-    knows. Not `tried`: without runs, which say what the first class feels.
+    The rate is a fluid limit: the order of requests moves no work. It is unknown with a prefix cache or rates that
+    vary. Not `tried`: without runs, which say how the first class feels it.
 
     Examples
     --------
@@ -39,11 +39,11 @@ def behind(model: ServingModel, plan: Plan, *, tried: bool = True) -> Behind | N
     >>> batch = RequestClass("batch", 300, (1,), (1.0,), 1.0, priority=1)
     >>> engine = Engine(scheduling=Scheduling.PRIORITY)
     >>> model = ServingModel((chat, batch), Timing(1e-6, d2=1e-3), Replica(100_000), engine=engine)
-    >>> found = behind(model, Plan())
+    >>> room = behind(model, Plan())
 
     A second has 1,000 prompt tokens, of which chat takes 200; of those left a request of the batch takes 300:
 
-    >>> round(found.most_rps, 2)
+    >>> round(room.most_rps, 2)
     2.67
     """
     order = sorted(model.classes, key=lambda c: c.priority)

@@ -66,7 +66,7 @@ class Drain(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """Begin and end of the burst, how long the queue has to be empty, and how fast it becomes shorter at most."""
+    """Begin and end of the burst, the time for which the queue has to be empty, and its fastest decrease."""
 
     begin_s: float
     end_s: float
@@ -78,7 +78,7 @@ class _Course(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Seconds after the burst, infinite where the queue is not gone, and what was simulated of them."""
+    """Seconds after the burst, infinite where the queue is not gone, and those simulated."""
 
     drained_s: float
     simulated_s: float
@@ -89,12 +89,12 @@ class _Run(NamedTuple):
 def drain(model: ServingModel, plan: Plan, first_seed: int = 0, within_s: float = math.inf) -> Drain:
     """Measure the time until the queue of a standard burst stays empty for a mean stay, or for a session's life.
 
-    The time is that of the end of the step in which the queue was first seen empty. Of a fleet one replica with its
-    share is looked at; rates are those of the classes, whatever a schedule makes of them; of a trace requests come at
-    random. A queue is empty that somebody finds empty eight times in that time: a request that waits for an iteration,
-    or for the prompt before it, is no queue. Below .9 of what a saturated replica serves the time is the queue over the
-    difference of the rates. Runs go on until it is known whether the time is more than `within_s`, and
-    there are no more of them than it takes to know whether enough are in time.
+    The time is the end of the step in which the queue was first seen empty. Of a fleet one replica with its share is
+    looked at; rates are those of the classes, whatever a schedule makes of them; requests of a trace come at random. A
+    queue is empty if it is found empty eight times in that time: a request that waits for an iteration, or for the
+    prompt before it, is no queue. Below .9 of what a saturated replica serves the time is the queue over the
+    difference of the rates. Runs go on until it is known whether the time is more than `within_s`, and there are only
+    as many of them as tell whether enough are in time.
     """
     return _drain(as_run(steady_replica(model)), plan, first_seed, within_s)
 
@@ -110,12 +110,12 @@ def _drain(alone: ServingModel, plan: Plan, first_seed: int, within_s: float) ->
             f"{coming:,.0f} requests come until the burst ends, and at most {_MOST_BURST:,} are simulated"
         )
         return Drain(burst, None, None, None, reason)
-    one = partial(_drained, alone, plan, engine_settings(alone), course, course.end_s + within_s)
+    drained_of = partial(_drained, alone, plan, engine_settings(alone), course, course.end_s + within_s)
     runs: list[_Run] = []
     while len(runs) < SEEDS and not (math.isfinite(within_s) and _is_known(runs, within_s)):
         more = _AT_ONCE if math.isfinite(within_s) else SEEDS
         begin = first_seed + len(runs)
-        runs += at_once(one, range(begin, min(begin + more, first_seed + SEEDS)))
+        runs += at_once(drained_of, range(begin, min(begin + more, first_seed + SEEDS)))
     times = sorted(run.drained_s for run in runs)
     middle = times[len(runs) // 2]
     seconds, low, high = (None if math.isinf(t) else t for t in (middle, times[0], times[-1]))
@@ -178,13 +178,13 @@ def _drained(
         requests = _drawn(model, course, horizon_s, seed)
         names = tuple(c.name for c in model.classes)
         run = OpenRun(Scenario(model, plan, requests, names, seed), settings, horizon_s)
-        found = _watched(run, course, rate)
-        if found.drained_s < math.inf or found.grows or horizon_s == most_s or run.stuck:
-            return found
+        seen = _watched(run, course, rate)
+        if seen.drained_s < math.inf or seen.grows or horizon_s == most_s or run.stuck:
+            return seen
         if requests.arrival_s.size > _MOST_REQUESTS:  # of users as many are drawn as they could send
-            return found
-        if found.simulated_s < horizon_s - course.end_s - course.quiet_s:  # the work is used up
-            return found
+            return seen
+        if seen.simulated_s < horizon_s - course.end_s - course.quiet_s:  # the work is used up
+            return seen
         horizon_s = course.end_s + _LONGER * (horizon_s - course.end_s)
 
 
@@ -209,8 +209,8 @@ def _drawn(model: ServingModel, course: _Course, horizon_s: float, seed: int) ->
         rates = [model.classes[i].rate_rps / s.turns.mean for i, s in kinds]
         more = stream_of_sessions(others, rates, rng, requests=None, horizon_s=0.0, burst=burst)
         more = replace(more, class_index=np.array([i for i, _ in kinds])[more.class_index])
-        found = merged([generate(replace(model, drafts=None), load, seed), more])
-        return found if model.drafts is None else with_drafts(found, model.drafts, rng)
+        joined = merged([generate(replace(model, drafts=None), load, seed), more])
+        return joined if model.drafts is None else with_drafts(joined, model.drafts, rng)
     own = len(model.classes)
     steps = ((1.0,) * own, (_TIMES,) * own, (1.0,) * own)
     schedule = Steps(horizon_s, (0.0, course.begin_s, course.end_s), steps)
@@ -252,7 +252,7 @@ def _watched(run: OpenRun, course: _Course, rate: float) -> _Run:
 
 
 def _stays(times: list[float], least: list[int], end_s: float) -> bool:
-    """Return whether the queue lasts until then, even if it falls as fast as is plausible from the second half."""
+    """Tell whether the queue lasts until then, even if it falls as fast as is plausible by the second half."""
     begin, now = (times[0] + times[-1]) / 2, times[-1]
     at = np.interp(np.linspace(begin, now, _PIECES + 1), times, least)
     more = np.diff(at)

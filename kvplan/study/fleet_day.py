@@ -1,4 +1,4 @@
-"""A simulated day of a fleet whose replicas come and go: who is served within the objectives, and what is paid for."""
+"""A simulated day of a fleet whose replicas come and go: the share served within the objectives, and the cost."""
 
 import math
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ def course_of(model: ServingModel) -> Course:
 
 
 class DayRun(NamedTuple):
-    """What a day was like."""
+    """Outcome of a day."""
 
     within: float  # share of the requests whose own times are within the limits
     gpu_hours: float  # paid for, loading and draining included
@@ -100,7 +100,7 @@ class FleetDay:
         return Scenario(model, self.plan, replace(requests, more_later=False), names, seed)
 
     def idle(self, seed: int) -> float:
-        """Return the share of requests within the limits while all but nobody asks: no fleet keeps more."""
+        """Return the share of requests within the limits when hardly any come: no fleet keeps more."""
         model = replace(self.model, schedule=None, arrivals=ArrivalProcess())
         model = at_rate(model, _IDLE * sustainable_rate(model)[1])
         size = math.ceil(min(_ALONE, _MOST_STAGES / model.mix.mean(model.mix.stages)))
@@ -109,7 +109,7 @@ class FleetDay:
         return float(within(requests, Job(engine_settings(model), scenario).run(), self.limits).mean())
 
     def run(self, scenario: Scenario, control: Control, first: int, most: int, load_s: float) -> DayRun:
-        """Simulate it from so many replicas on, where there are never more than `most` beside those that leave."""
+        """Simulate it, beginning with `first` replicas, never more than `most` beside those that leave."""
         pods = Pods(control, first, most + _LEAVING, load_s, LOOK_S)
         model = replace(self.model, fleet=Fleet(replicas=pods.sites, routing=self.routing))
         run = Job(engine_settings(model), scenario._replace(model=model), pods=pods).run()

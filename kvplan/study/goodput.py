@@ -75,7 +75,7 @@ class _Probe(NamedTuple):
 
 
 class _Search:
-    """The rates tried so far."""
+    """Rates tried so far."""
 
     def __init__(
         self, model: ServingModel, plan: Plan, settings: Settings, objectives: Sequence[Objective]
@@ -109,7 +109,7 @@ class _Search:
         return probe
 
     def _asked_rps(self, model: ServingModel) -> float:
-        """Return what a probe goes by: the rate, and of users their number, as they ask at the rates of the model.
+        """Return the key of a probe: the rate; of users the rate of their number by the model's rates.
 
         More users than a prefix cache has room for ask less often, so that their rate alone does not tell how many.
         """
@@ -117,19 +117,19 @@ class _Search:
         return self._model.total_rate_rps * users_of(model) / users if users else model.total_rate_rps
 
     def served_rps(self, rate_rps: float) -> float:
-        """Return the rate of a probe that goes by this: of users the most that they, or fewer of them, ask at."""
+        """Return the rate of a probe by its key: of users the most that they, or fewer of them, ask at."""
         if not users_of(self._model) or rate_rps == 0:
             return rate_rps
         fewer = (p.served_rps for p in self.probes if p.rate_rps < rate_rps)
         return max(at_rate(self._model, rate_rps).total_rate_rps, *fewer, 0.0)
 
     def users(self, rate_rps: float) -> int | None:
-        """Return how many whole users a probe that goes by this has at least; None: it has none."""
+        """Return the least number of whole users of a probe by its key; None: it has none."""
         asking = rate_rps * users_of(self._model) / self._model.total_rate_rps
         return math.floor(asking + 1e-9) if users_of(self._model) else None
 
     def lasting(self, rate_rps: float) -> tuple[float, float | None]:
-        """Return the largest rate below this one that lasts, in steps of 1 % at first, and how long runs were."""
+        """Return the largest rate below this one that lasts, in steps of 1 % at first, and the runs' length."""
         if self._model.arrivals.trace is not None or rate_rps == 0:
             return rate_rps, None
         tried, run_s = None, None
@@ -203,13 +203,13 @@ def goodput(
         return None
 
 
-def _times(one: Goodput, replicas: int) -> Goodput:
-    high = None if one.high is None else one.high * replicas
-    users = None if one.users is None else one.users * replicas
-    return one._replace(
-        rate_rps=one.rate_rps * replicas,
-        crossing_rps=one.crossing_rps * replicas,
-        low=one.low * replicas,
+def _times(goodput: Goodput, replicas: int) -> Goodput:
+    high = None if goodput.high is None else goodput.high * replicas
+    users = None if goodput.users is None else goodput.users * replicas
+    return goodput._replace(
+        rate_rps=goodput.rate_rps * replicas,
+        crossing_rps=goodput.crossing_rps * replicas,
+        low=goodput.low * replicas,
         high=high,
         users=users,
     )
@@ -232,7 +232,7 @@ def _searched(search: _Search, model: ServingModel) -> Goodput:
 
 
 def _narrow(search: _Search) -> None:
-    """Close in on the rate where a limit begins to be exceeded: where the excess points, each third time by halves."""
+    """Close in on the rate where a limit begins to be exceeded: by the excess, each third time by halves."""
     for turn in count(1):
         below, above = search.ends
         if above is None or above.rate_rps <= (1 + _PRECISE) * below.rate_rps:
@@ -249,7 +249,7 @@ def _narrow(search: _Search) -> None:
 
 
 def at_rate(model: ServingModel, rate_rps: float) -> ServingModel:
-    """Return the mix at another rate, as `goodput` varies it; of users the rate is only about that."""
+    """Return the mix at another rate, as `goodput` varies it; of users only about at that rate."""
     part = with_part_of_users(model, rate_rps / model.total_rate_rps)
     return with_rates_of_users(part) if users_of(part) else part
 

@@ -1,4 +1,4 @@
-"""Headroom: by how much the demand of a service can grow until its replicas do not meet it, or do not recover."""
+"""Headroom: growth of a service's demand up to which its replicas meet it, and recover."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ class Size(NamedTuple):
         return self.task.judge(self.replicas, self.batched_tokens)
 
     def passes(self, steps: int) -> bool:
-        """Tell what short runs make of it; where those that decide take long, of layers, with a burst."""
+        """Decide by short runs; of layers, whose long runs are slow, with a burst, too."""
         task = self._at(steps)
         if not task.quick(self.replicas, self.batched_tokens).passes:
             return False
@@ -76,7 +76,7 @@ def size_of(model: ServingModel, plan: Plan) -> Size:
 
 
 def headroom(size: Size, own: Callable[[], Judged]) -> Headroom:
-    """Find by how much the demand can grow; `own` is asked, where it matters, what is known of it as asked for.
+    """Find the headroom of the demand; `own` decides, where it matters, about the demand with the headroom asked for.
 
     Short runs say where to look, long ones decide.
     """
@@ -101,7 +101,7 @@ def _largest(holds: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def _guess(passes: Callable[[int], bool]) -> int:
-    """Return about the largest number at which it passes."""
+    """Guess the largest number at which it passes."""
     low, high = (0, _MOST) if passes(0) else (_LEAST, 0)
     while high - low > _ABOUT:
         middle = (low + high) // 2
@@ -110,7 +110,7 @@ def _guess(passes: Callable[[int], bool]) -> int:
 
 
 def _near(holds: Callable[[int], bool], guess: int) -> int:
-    """Return the largest number at which it holds, looked for from a guess on: first one by one, then farther off."""
+    """Return the largest number at which it holds, searched from a guess: first one by one, then farther."""
     step = 1
     if holds(guess):
         while guess < _MOST and holds(min(guess + step, _MOST)):

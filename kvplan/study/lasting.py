@@ -1,4 +1,4 @@
-"""Whether a rate lasts: runs of a day at a little more than it, since what ends a replica for good is rare.
+"""Test of a rate that has to last: runs of a day at a little more, since what ends a replica is rare.
 
 The hazard falls tenfold with each per cent of the rate, so that a day at 1 % more stands for many at the rate itself.
 """
@@ -39,14 +39,14 @@ _STREAM = 500_000  # seeds that nothing else has
 
 
 class Trial(NamedTuple):
-    """Whether all runs at a rate kept the objectives, and how long each of them was, seconds."""
+    """Verdict on all runs at a rate, and the length of each, seconds."""
 
     lasts: bool
     run_s: float
 
 
 class Course(NamedTuple):
-    """A run: whether its queue grows, how many requests were done, and how each objective stood."""
+    """A run: trend of its queue, number of requests done, and state of each objective."""
 
     grows: bool
     completed: int
@@ -86,7 +86,7 @@ def runs(
     seeds: Sequence[int],
     run_s: float | None = None,
 ) -> list[Course]:
-    """Run the model at its rates with each seed, for as long as that; None: a day, or what is affordable."""
+    """Run the model at its rates with each seed, for `run_s`; None: a day, or what is affordable."""
     model = as_run(model)
     run_s = run_s or _length_s(model, settings)[0]
     begin_s = max(_LEFT_OUT * run_s, warm_up_s(one_replica(model)))
@@ -95,7 +95,7 @@ def runs(
 
 
 def _length_s(model: ServingModel, settings: Settings) -> tuple[float, float]:
-    """Return how long runs are, and at least have to be."""
+    """Return the length of runs, and the least that will do."""
     alone, rate = one_replica(model), model.total_rate_rps
     work_s = work_factor(model, settings) * counted_work_s(alone, rate, _DAY_S)
     least = max(_FEWEST / rate, _LONG * life_s(alone))
@@ -123,11 +123,11 @@ def _course(
 
 
 def _is_missed(seen: Sequence[Course]) -> bool:
-    """Tell whether an objective is missed over all runs, even if those that are to come had nothing beyond it."""
+    """Tell whether an objective is missed over all runs, even if the rest had nothing beyond it."""
     completed = sum(course.completed for course in seen) * _SEEDS / len(seen)
     by_objective = zip(*(course.decided for course in seen), strict=True)
     return any(
-        sum(one.share * course.completed for one, course in zip(decided, seen, strict=True))
+        sum(decision.share * course.completed for decision, course in zip(decided, seen, strict=True))
         > decided[0].allowed * completed
         for decided in by_objective
     )

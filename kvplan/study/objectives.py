@@ -26,7 +26,7 @@ _HALF_BIN = math.exp(0.5 / GAPS_IN_E)  # times the limit of a mean of gaps, each
 
 
 class State(StrEnum):
-    """How an objective stands."""
+    """State of an objective."""
 
     HOLDS = "holds"
     MISSES = "misses"
@@ -44,7 +44,7 @@ class Objective(Protocol):
 
 
 class Decision(NamedTuple):
-    """An objective and how it stands."""
+    """An objective and its state."""
 
     key: str
     limit: float
@@ -111,14 +111,14 @@ def decisions(
 
 
 def at_even_odds(decision: Decision) -> Decision:
-    """Decide by the share beyond the limit what the runs leave open."""
+    """Decide open objectives by the share beyond the limit."""
     if decision.state is not State.OPEN:
         return decision
     return decision._replace(state=State.HOLDS if decision.share <= decision.allowed else State.MISSES)
 
 
 def overall(decided: Sequence[Decision]) -> State:
-    """Return how several objectives stand together: one that misses is enough to miss."""
+    """Return the state of several objectives together: one that misses is enough to miss."""
     states = {d.state for d in decided}
     return next((s for s in (State.MISSES, State.OPEN) if s in states), State.HOLDS)
 

@@ -64,7 +64,7 @@ _SHARES = {
 
 
 class Status(StrEnum):
-    """How a replica copes at these rates."""
+    """State of a replica at these rates."""
 
     STEADY = "steady"
     GROWING = "growing"
@@ -73,7 +73,7 @@ class Status(StrEnum):
 
 
 class Observation(NamedTuple):
-    """What runs showed, and how they judge the queue."""
+    """Sample of runs, and their judgement of the queue."""
 
     sample: Sample
     trend: Trend
@@ -144,9 +144,9 @@ class Latency(NamedTuple):
     kv_tokens_mean: float | None = None
 
     def settled(self, time: str, figure: str) -> float | None:
-        """A figure of a time; None where it is not known well."""
-        found: float | None = getattr(getattr(self, time), figure)
-        return None if f"{time}.{figure}" in self.unsettled else found
+        """Return a figure of a time; None if not known well."""
+        value: float | None = getattr(getattr(self, time), figure)
+        return None if f"{time}.{figure}" in self.unsettled else value
 
 
 class OperatingPoint(NamedTuple):
@@ -171,9 +171,9 @@ class OperatingPoint(NamedTuple):
     def figures(self) -> Iterator[tuple[str, float | None, tuple[float, float | None] | None]]:
         """Yield keys, values and 95 % intervals of all figures of the whole; KV tokens are those of a replica."""
         latency = self.latency
-        for key, found in (("throughput_rps", self.served), ("iteration_time_s", self.iteration_s)):
-            if found is not None:
-                yield key, found.value, None if math.isinf(found.high) else found.interval
+        for key, estimate in (("throughput_rps", self.served), ("iteration_time_s", self.iteration_s)):
+            if estimate is not None:
+                yield key, estimate.value, None if math.isinf(estimate.high) else estimate.interval
         for time in LATENCIES:
             for figure in FIGURES:
                 key = f"{time}.{figure}"
@@ -296,7 +296,7 @@ def observe(
 
 
 def period_s(model: ServingModel) -> float | None:
-    """Return what is seen as a whole: a schedule's period, or a part of it if it has too many requests."""
+    """Return the time seen as a whole: a schedule's period, or a part if it has too many requests."""
     if model.schedule is None:
         return None
     period = model.schedule.period_s
@@ -305,23 +305,25 @@ def period_s(model: ServingModel) -> float | None:
 
 
 def _seen_from(model: ServingModel, seed: int) -> ServingModel:
-    """Return the model from some time of a schedule that is not run as a whole on: evenly spread over the seeds."""
+    """Return the model from a time of its schedule on, if that is not run as a whole: evenly spread over seeds."""
     if model.schedule is None or (part := period_s(model)) is None or part == model.schedule.period_s:
         return model
     place = int(seed * _GOLDEN % 1 * (model.schedule.period_s / part))
     return replace(model, schedule=model.schedule.later(place * part))
 
 
-def counted_work_s(one: ServingModel, rate_rps: float, seconds: float) -> float:
-    """Return the counted work of a run, about: iterations are those of full replicas, or of requests that are alone."""
+def counted_work_s(model: ServingModel, rate_rps: float, seconds: float) -> float:
+    """Estimate the counted work of a run: iterations are those of full replicas, or of requests alone."""
     requests = rate_rps * seconds
-    replicas = rate_rps / one.total_rate_rps
-    iterations = min(replicas * seconds / typical_iteration_s(one), requests * per_request(one).iterations)
+    replicas = rate_rps / model.total_rate_rps
+    iterations = min(
+        replicas * seconds / typical_iteration_s(model), requests * per_request(model).iterations
+    )
     return _REQUEST_S * requests + _ITERATION_S * iterations
 
 
 def work_factor(model: ServingModel, settings: Settings) -> float:
-    """Return how much more work an iteration takes than of `vllm` with plain requests."""
+    """Return the work of an iteration over that of `vllm` with plain requests."""
     if model.drafts is not None:
         return _DRAFTS
     factor = _SGLANG if settings.policy == "sglang" else 1.0
@@ -347,7 +349,7 @@ def _spans(begin_s: float, width_s: float, count: int, *, aligned: bool) -> Span
 
 
 def as_run(model: ServingModel) -> ServingModel:
-    """Return what is run of a model: no run knows who hits by a measured curve, and prompts take less time instead."""
+    """Return the model to run: no run knows who hits by a measured curve, so prompts take less time instead."""
     return with_cold_cache(model) if model.hit_curve and model.arrivals.trace is None else model
 
 
@@ -362,7 +364,7 @@ def run_window(model: ServingModel, plan: Plan, settings: Settings, spans: Spans
 
 
 def _hastening(model: ServingModel) -> float:
-    """Return the factor of its rate at which a replica that is idle nearly always still serves requests one by one.
+    """Return the factor on its rate at which a nearly idle replica still serves requests one by one.
 
     At 1e-9 requests/s the clock of a run reaches 1e13 s, of which a float tells milliseconds. Where a request meets
     another once in ten thousand times its latency is that of one alone, and only idle time is longer at a lower rate.
@@ -403,7 +405,7 @@ def _replayed(model: ServingModel, plan: Plan, settings: Settings, runs: int) ->
 
 
 def _end_s(model: ServingModel, plan: Plan, settings: Settings, seed: int) -> float:
-    """Return when the last request of a trace is done."""
+    """Return the time when the last request of a trace is done."""
     requests = generate(model, Load().on(model), seed)
     job = Job(settings, Scenario(model, plan, requests, ("trace",), seed))
     return job.run().end_s
@@ -422,18 +424,18 @@ def unsettled(sample: Sample) -> tuple[str, ...]:
         f"{time}.{figure}"
         for time in LATENCIES
         for figure in FIGURES
-        if (found := sample.estimate(time, figure)) is not None and not _is_known(found, figure, whole.value)
+        if (seen := sample.estimate(time, figure)) is not None and not _is_known(seen, figure, whole.value)
     )
 
 
-def _is_known(found: Estimate, figure: str, mean_e2e_s: float) -> bool:
-    if math.isinf(found.high):
+def _is_known(estimate: Estimate, figure: str, mean_e2e_s: float) -> bool:
+    if math.isinf(estimate.high):
         return False
-    if found.relative_width <= (_TAIL_WIDTH if figure == "p99" else _WIDTH):
+    if estimate.relative_width <= (_TAIL_WIDTH if figure == "p99" else _WIDTH):
         return True
     if figure == "mean":
-        return found.high - found.value <= _OF_E2E * mean_e2e_s
-    return found.share_width <= _SHARES[figure]
+        return estimate.high - estimate.value <= _OF_E2E * mean_e2e_s
+    return estimate.share_width <= _SHARES[figure]
 
 
 def _latency(seen: Observation, model: ServingModel) -> Latency:
@@ -482,8 +484,8 @@ def _of_class(sample: Sample, name: str) -> ClassLatency:
 def _intervals(sample: Sample) -> Iterator[tuple[str, tuple[float, float | None]]]:
     keys = [f"{time}.{figure}" for time in LATENCIES for figure in FIGURES]
     for key in (*keys, "preemptions_per_request", *OVER_TIME):
-        if (found := sample.figure(key)) is not None:
-            yield key, found.interval
+        if (estimate := sample.figure(key)) is not None:
+            yield key, estimate.interval
 
 
 def _cliffs(sample: Sample) -> Iterator[FlatRange]:
@@ -494,7 +496,7 @@ def _cliffs(sample: Sample) -> Iterator[FlatRange]:
 
 
 def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
-    """Return the 24th part with the longest mean TTFT; None where rates do not vary, or by too fast."""
+    """Return the 24th part with the longest mean TTFT; None where rates do not vary, or too fast."""
     if model.schedule is None and model.arrivals.trace is None:
         return None
     period = period_s(model)
@@ -510,7 +512,7 @@ def _worst_part(seen: Observation, model: ServingModel) -> WorstPart | None:
 
 
 def _place(of: Window, model: ServingModel, part: int) -> int:
-    """Return the first batch of a window that is of a part: those of a schedule's period are counted from its start."""
+    """Return the first batch of a part in a window; parts of a schedule's period count from its start."""
     begun = 0 if model.schedule is None else round(of.begin_s / of.width_s)
     return (part - begun) % _PARTS
 
@@ -519,7 +521,7 @@ _Side = TypeVar("_Side", SplitFleet, JoinedFleet)
 
 
 def timed(
-    found: FleetFigures | None,
+    figures: FleetFigures | None,
     model: ServingModel,
     plan: Plan,
     own: Latency,
@@ -527,12 +529,12 @@ def timed(
 ) -> FleetFigures | None:
     """Add mean TTFT and ITL at the offered rate, simulated, to both ways of a fleet.
 
-    `own` is what the fleet of the model was seen to do, `good_rps` up to which rate it keeps all objectives.
+    `own` is measured of the model's fleet, `good_rps` the rate up to which it keeps all objectives.
     """
     fleet = model.fleet
-    if found is None or fleet is None:
-        return found
-    split, joined = found.split, found.together
+    if figures is None or fleet is None:
+        return figures
+    split, joined = figures.split, figures.together
     if fleet.is_split:
         together = replace(fleet, prefill=0, decode=0, replicas=joined.replicas)
         joined = _with_runs(joined, _simulated(replace(model, fleet=together), plan))
@@ -542,7 +544,7 @@ def timed(
         if split.prefill and split.decode:
             apart = replace(fleet, prefill=split.prefill, decode=split.decode, replicas=0)
             split = _with_runs(split, _simulated(replace(model, fleet=apart), plan))
-    return found._replace(split=split, together=joined, winner=winner(split, joined))
+    return figures._replace(split=split, together=joined, winner=winner(split, joined))
 
 
 def _simulated(model: ServingModel, plan: Plan) -> Latency | None:
@@ -558,7 +560,7 @@ def _with_runs(side: _Side, seen: Latency | None, good_rps: float | None = None)
 
 
 def tried(overload: Overload, model: ServingModel, plan: Plan) -> Overload:
-    """Add what WAIT serves at the offered rates with those thresholds, whole and at least 1, and of which classes.
+    """Add WAIT's rate at the offered rates with those thresholds, whole and at least 1, and shares of classes.
 
     Runs double until their second halves agree: pausing requests stay long, and short ones are done first.
     """

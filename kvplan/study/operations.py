@@ -1,4 +1,4 @@
-"""What a fleet is operated by: targets of its autoscaler, bounds of its router, thresholds of its alerts.
+"""Operations of a fleet: targets of its autoscaler, bounds of its router, thresholds of its alerts.
 
 All figures are of one replica unless they say otherwise, means over time, at the goodput of a fleet behind its router.
 Quantiles are over minutes, each of a replica at a time.
@@ -49,7 +49,7 @@ _AT_ONCE = 2  # days, before one that falls short ends a search
 
 
 class Replicas(NamedTuple):
-    """How many replicas an autoscaler may ask for, and what it falls back to where it sees no metrics."""
+    """Bounds on an autoscaler's replicas, and the number it falls back to where it sees no metrics."""
 
     least: int  # for the trough of the period at the target
     most: int  # those of the plan and a quarter more, for rollouts
@@ -57,7 +57,7 @@ class Replicas(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What gauges and counters show of a replica at the goodput, quantiles over minutes; None where it has none."""
+    """Gauges and counters of a replica at the goodput, quantiles over minutes; None where it has none."""
 
     running_p99: float  # requests
     waiting_p99: float
@@ -73,7 +73,7 @@ class Planned(NamedTuple):
 
 
 class Operations(NamedTuple):
-    """Targets, bounds and thresholds, and what they were derived from."""
+    """Targets, bounds and thresholds, and their basis."""
 
     good_rps: float  # λ*
     peak_replicas: int  # of the fleet that λ* was found with
@@ -120,7 +120,7 @@ def derive(
     scrape_s: float = SCRAPE_S,
     progress: Progress | None = None,
 ) -> Operations | None:
-    """Derive what a service is operated by from its day and objectives; None where no rate meets these.
+    """Derive a service's operations from its day and objectives; None where no rate meets these.
 
     Without a `headroom` it is found by simulated days, in the worst of which enough requests are within the objectives;
     the largest of `HEADROOMS` where none is enough.
@@ -225,24 +225,24 @@ class _Point(NamedTuple):
 
 
 def _goodput_of(service: FleetDay) -> _Point | None:
-    """Find the goodput of a replica in a fleet for the peak; once more, where that takes many more than was thought."""
+    """Find the goodput of a replica in a fleet for the peak; again, if that takes many more than thought."""
     model, settings = replace(service.model, schedule=None), engine_settings(service.model)
     peak_rps = model.total_rate_rps * course_of(service.model).peak
     replicas, simulated = math.ceil(peak_rps / sustainable_rate(model)[1]), 0
     while (now := min(replicas, most_simulated(model))) > _ALIKE * simulated:
         simulated = now
         fleet = stand_in(model, model.total_rate_rps, simulated, service.routing)
-        found = goodput(fleet, service.plan, settings, service.plan.slos)
-        if found is None or found.rate_rps == 0:
+        best = goodput(fleet, service.plan, settings, service.plan.slos)
+        if best is None or best.rate_rps == 0:
             return None
-        rate = found.rate_rps / simulated
+        rate = best.rate_rps / simulated
         replicas = math.ceil(peak_rps / rate)
     return _Point(rate, replicas)
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a fleet showed in a run of some hours; arrays of shape (n_looks, n_replicas)."""
+    """Looks at a fleet in a run of some hours; arrays of shape (n_looks, n_replicas)."""
 
     in_flight: FloatArray
     waiting: FloatArray
@@ -360,7 +360,7 @@ def _at_target(service: FleetDay, factor: float, target_rps: float) -> int:
 
 
 def _cap(service: FleetDay, rate_rps: float, running_p99: float) -> tuple[int, str]:
-    """Return how many a replica may have in flight: far from where its prefix cache is lost, if it can be."""
+    """Return the most in flight on a replica: far from where its prefix cache is lost, if it can be."""
     alone = scaled(steady_replica(service.model), rate_rps)
     if alone.finds_prefixes and alone.drafts is None and not alone.hit_curve:
         lost = prefix_cache(cached_replica(alone)).separatrix_in_flight
@@ -374,7 +374,7 @@ def _cap(service: FleetDay, rate_rps: float, running_p99: float) -> tuple[int, s
 
 
 def _wait(service: FleetDay, rate_rps: float) -> tuple[float | None, str]:
-    """Return how long a request may wait: no longer than it may take to its first token."""
+    """Return the longest wait of a request: at most its limit on the first token."""
     if "ttft_s" in service.limits:
         return service.limits["ttft_s"], "the objective on TTFT"
     ends = protection(scaled(steady_replica(service.model), rate_rps), service.plan)

@@ -1,4 +1,4 @@
-"""What thresholds by predicted length gain over those that need no prediction."""
+"""Gain of thresholds by predicted length over those that need no prediction."""
 
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ _RUNS, _STEPS, _REQUESTS = 4, 20, 10_000
 
 
 def beats_nested(model: ServingModel, plan: Plan) -> Beats:
-    """Find the accuracy, to 5 %, from which on WAIT has fewer requests in the system than Nested WAIT has, by runs.
+    """Find the accuracy, to 5 %, from which on WAIT has fewer requests in the system than Nested WAIT, by runs.
 
-    Then they are served sooner, by Little's law, or more of them are. All classes have the same accuracy. Nothing is
-    known where the profile has no predictions, a policy has no thresholds, or runs would take too long.
+    By Little's law they are then served sooner, or more of them are. All classes have the same accuracy. The result is
+    empty if the profile has no predictions, a policy has no thresholds, or runs would take too long.
     """
     length_s = max(4 * warm_up_s(model), _REQUESTS / model.total_rate_rps)
     work_s = counted_work_s(model, model.total_rate_rps, length_s) * _RUNS
@@ -42,15 +42,15 @@ def beats_nested(model: ServingModel, plan: Plan) -> Beats:
 
 
 def _in_system(name: str, model: ServingModel, plan: Plan, accuracy: float, length_s: float) -> FloatArray:
-    """Requests that wait or run, in the mean over each run."""
+    """Average the requests that wait or run, by run."""
     model, policy = (
         replace(model, classes=tuple(replace(c, accuracy=accuracy) for c in model.classes)),
         POLICIES[name],
     )
-    names, found = tuple(c.name for c in model.classes), []
+    names, means = tuple(c.name for c in model.classes), []
     for seed in range(_RUNS):
         requests = generate(model, Load(requests=None, horizon_s=length_s), seed)
         setup, _ = policy.set_up(Scenario(model, plan, requests, names, seed), Settings(name, {}))
         done = run(policy.form_batch, requests, model.timing, model.replica, setup, horizon_s=length_s)
-        found.append((np.fmin(done.finish_s, length_s) - requests.arrival_s).sum() / length_s)
-    return np.array(found)
+        means.append((np.fmin(done.finish_s, length_s) - requests.arrival_s).sum() / length_s)
+    return np.array(means)

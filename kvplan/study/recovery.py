@@ -1,4 +1,4 @@
-"""The rate up to which a replica recovers from any backlog: what it serves at least once it is saturated.
+"""Rate up to which a replica recovers from any backlog: the least it serves once saturated.
 
 A backlog in random order drains iff what a saturated replica serves exceeds what is offered. That is measured from the
 worst of several collapsed states: a flood that finds the replica empty, requests at the ages of a stationary replica,
@@ -43,7 +43,7 @@ _SEED = (39,)
 
 
 class Recovery(NamedTuple):
-    """The rate up to which a backlog drains, and what a saturated replica was seen to serve."""
+    """Rate up to which a backlog drains, and the rate measured of a saturated replica."""
 
     # at most the sustainable rate, and below `served_rps` by three standard errors, half a per cent at least
     rate_rps: float | None
@@ -57,16 +57,16 @@ class Recovery(NamedTuple):
 def recovery(model: ServingModel, settings: Settings) -> Recovery:
     """Return the largest offered rate at which a replica recovers from a backlog, whatever state it is in.
 
-    `model` is one of one replica, whose requests have nothing in common. By Little's law for KV, what is served is
-    counted by the memory that its tokens needed, which fluctuates least (new).
+    `model` is of one replica, whose requests have nothing in common. By Little's law for KV, the served rate is
+    measured by the memory that its tokens needed, which fluctuates least (new).
 
     Examples
     --------
     >>> from kvplan.model import Prefill, Replica, RequestClass
     >>> mix = tuple(RequestClass(str(s), s, (d,), (1.0,), r) for s, d, r in ((50, 40, 3.0), (60, 80, 7.0)))
     >>> model = ServingModel(mix, Timing(0.01, 1e-7), Replica(30_000, prefill=Prefill.INLINE))
-    >>> found = recovery(model, Settings("greedy", {}))
-    >>> 285 < found.rate_rps < 292 and found.settled  # 353 are sustainable
+    >>> least = recovery(model, Settings("greedy", {}))
+    >>> 285 < least.rate_rps < 292 and least.settled  # 353 are sustainable
     True
     """
     if never_evicts(model, settings):
@@ -84,9 +84,9 @@ def recovery(model: ServingModel, settings: Settings) -> Recovery:
 
 
 def flooded(model: ServingModel, settings: Settings) -> Ratio:
-    """Return what a replica serves that always has more to serve; what was preempted finds itself in a prefix cache.
+    """Return the rate of a replica with a backlog; preempted requests find themselves in a prefix cache.
 
-    Not where it goes behind all who wait, for then nothing of it is left.
+    Not if they go behind all who wait, for then nothing of them is left.
     """
     kept = settings if settings.policy in AGED else uncached(settings)
     run, most = Backlog(model, Plan(), kept, [*_SEED]), _BUDGET / admissions_per_iteration(model)
@@ -96,7 +96,7 @@ def flooded(model: ServingModel, settings: Settings) -> Ratio:
 
 
 def sustains(model: ServingModel, settings: Settings) -> bool:
-    """Return whether `recovery` is at least what a model offers, mostly decided by shorter runs."""
+    """Tell whether `recovery` is at least what a model offers, mostly decided by shorter runs."""
     offered = model.total_rate_rps
     if offered > sustainable_rate(model)[1]:
         return False
@@ -109,7 +109,7 @@ def sustains(model: ServingModel, settings: Settings) -> bool:
 
 
 def never_evicts(model: ServingModel, settings: Settings) -> bool:
-    """Return whether formulas say all: the most that run at once fit at their longest, and prompts in an iteration.
+    """Tell whether formulas suffice: the most that run at once fit at their longest, and prompts in an iteration.
 
     They do not where iterations or prompts wait.
     """
@@ -121,9 +121,9 @@ def never_evicts(model: ServingModel, settings: Settings) -> bool:
 
 
 def _mix_alone(model: ServingModel) -> ServingModel:
-    """Return what the runs of a saturated replica depend on: all but rates, and of timing what bends it.
+    """Keep what the runs of a saturated replica depend on: all but rates, and of timing what bends it.
 
-    With drafts the timing stays, since what they cost differs from sequence to sequence; so it does with data-parallel
+    With drafts the timing stays, since their cost differs from sequence to sequence; so it does with data-parallel
     ranks, which wait for the busiest.
     """
     total, timing = model.total_rate_rps, model.timing
@@ -145,10 +145,10 @@ def _saturated(
 
 
 class Saturated:
-    """Runs of a saturated replica from several starts, each gone on with until the least is known.
+    """Runs of a saturated replica from several starts, continued until the least is known.
 
-    They depend on lengths, shares, memory and limits, but not on rates, nor on timing except for what bends
-    it. What one model needed of them does not change what another one sees.
+    They depend on lengths, shares, memory and limits, but not on rates, nor on timing except for what bends it. Runs
+    made for one model do not change what another one sees.
     """
 
     def __init__(self, model: ServingModel, settings: Settings, part: float = 1.0) -> None:
@@ -197,9 +197,9 @@ class Saturated:
         )
 
     def far_from(self, model: ServingModel, near: float) -> bool | None:
-        """Return whether runs of the first length serve more than a model offers, from every start, or less from some.
+        """Tell whether runs of the first length serve more than a model offers, from every start, or less from some.
 
-        None where that is not sure, or what is served is nearer to the offer than this share.
+        None if unsure, or if the served rate is nearer to the offer than the share `near`.
         """
         at_once(lambda start: start.reach(0), self._starts)
         weights, offered = weights_of(model, self._starts[0].run.means()), model.total_rate_rps
@@ -239,7 +239,7 @@ class Start:
 
     @staticmethod
     def _places(level: int) -> range:
-        """Return where the batches of a level that count begin and end, in batches of the first level."""
+        """Return the range of a level's batches that count, in batches of the first level."""
         return range(BATCHES << level >> 1, (BATCHES << level) + 1, 1 << level)
 
     def rate(self, level: int, timing: Timing, weights: Means) -> Ratio:
@@ -248,7 +248,7 @@ class Start:
         return ratio([amounts], [times])
 
     def is_settled(self, level: int, timing: Timing, weights: Means, precise: float = _PRECISE) -> bool:
-        """Return whether the rate is known well enough, and does not change from one quarter to the next."""
+        """Tell whether the rate is known well enough, and does not change from one quarter to the next."""
         amounts, times = self.batches(level, timing, weights)
         known = ratio([amounts], [times])
         halves = zip(np.split(amounts, 2), np.split(times, 2), strict=True)
@@ -284,7 +284,7 @@ def iterations_wanted(model: ServingModel) -> float:
 def weights_of(model: ServingModel, means: Means) -> Means:
     """Return the share of a request that a block-iteration, an emitted and a prompt token are; one has `means` of them.
 
-    Time goes into prompts by one share, and by the other into what is served while memory, or the seats, are full.
+    One share of the time goes into prompts, the other into service while memory, or the seats, are full.
     """
     full, mix = saturation(model), model.mix
     law = tangent(model)

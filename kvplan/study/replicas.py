@@ -1,4 +1,4 @@
-"""Decisions whether a number of replicas keeps the objectives of a demand, by runs that are long enough to tell.
+"""Decisions whether so many replicas keep the objectives of a demand, by runs that are long enough to tell.
 
 A fleet to which requests come at random is judged by one of its replicas, which gets each with probability 1/N, of
 arrivals that cluster, or were recorded, as the model says. Where the router looks, or knows sessions, all replicas are
@@ -60,9 +60,9 @@ def keeps(
     """Decide whether replicas keep the objectives, with longer and longer runs.
 
     `model` is what `stand_in` makes of a number of replicas; without objectives the queue alone decides. `requests` are
-    those of each run of the first round, at least. Nothing holds before `least` were completed in all runs: short runs,
-    in which a queue has no time to grow and what is rare does not happen, confirm nothing. Without `doubt` they decide
-    by the figures as they are then.
+    those of each run of the first round, at least. Nothing holds before `least` were completed in all runs: in short
+    runs a queue has no time to grow, and rare events do not happen. Without `doubt` runs decide by the figures as
+    they are then.
     """
 
     def is_decided(seen: Observation) -> bool:
@@ -89,8 +89,8 @@ def _state(trend: Trend, decided: Sequence[Decision]) -> State:
 def _figures(seen: Observation) -> list[tuple[str, Estimate]]:
     if seen.trend is Trend.GROWING:
         return []
-    found = [(key, seen.sample.figure(key)) for key in KEYS]
-    return [(key, figure) for key, figure in found if figure is not None]
+    estimates = [(key, seen.sample.figure(key)) for key in KEYS]
+    return [(key, figure) for key, figure in estimates if figure is not None]
 
 
 def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
@@ -104,7 +104,7 @@ def scaled(model: ServingModel, rate_rps: float) -> ServingModel:
 def stand_in(
     model: ServingModel, rate_rps: float, replicas: int, router: Routing | None = None
 ) -> ServingModel:
-    """Return what is simulated for so many replicas that share a total rate.
+    """Return the model to simulate for so many replicas that share a total rate.
 
     Without a router one of them, to which requests are sent at random, and the turns of its sessions; else all, of more
     than `most_simulated` so many with their part of the arrivals at random.
@@ -114,8 +114,8 @@ def stand_in(
     >>> from kvplan.model import ArrivalProcess, Replica, RequestClass, Timing
     >>> clumps = ArrivalProcess(cv=3.0)
     >>> model = ServingModel((RequestClass("a", 5, (1,), (1.0,), 2.0),), Timing(1.0), Replica(60), arrivals=clumps)
-    >>> found = stand_in(model, 8.0, 128, Routing.LEAST_KV)
-    >>> found.total_rate_rps, round(found.arrivals.cv ** 2, 9), found.fleet.size
+    >>> half = stand_in(model, 8.0, 128, Routing.LEAST_KV)
+    >>> half.total_rate_rps, round(half.arrivals.cv ** 2, 9), half.fleet.size
     (4.0, 5.0, 64)
     """
     size = 1 if router is None else min(replicas, most_simulated(model))

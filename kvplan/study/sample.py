@@ -1,4 +1,4 @@
-"""Windows of several runs as one sample: batches of shorter ones are merged into as wide ones as those of the last."""
+"""Windows of several runs as one sample: batches of shorter ones are merged to the width of the last one's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _STEEP, _CLIFF_BINS, _EMPTY = 1.5, 12, 0.1  # a cliff: a factor, and how empty o
 
 
 class Cliff(NamedTuple):
-    """Times between which a percentile sits that little moves far."""
+    """Times between which a percentile jumps at once."""
 
     low: float
     high: float
@@ -79,8 +79,8 @@ class Sample:
 
     def estimate(self, time: str, figure: str) -> Estimate | None:
         """Estimate a latency: ``mean`` or a percentile, seconds; None where there is none."""
-        found = self.times(time).estimate(figure)
-        return found if found is None or figure == "mean" else found.rounded
+        estimate = self.times(time).estimate(figure)
+        return estimate if estimate is None or figure == "mean" else estimate.rounded
 
     def figure(self, key: str) -> Estimate | None:
         """Estimate a figure by its key, such as ``itl_s.mean`` or ``waiting``; None where there is none."""
@@ -92,7 +92,7 @@ class Sample:
         return self.evictions() if key == "preemptions_per_request" else self._recomputed()
 
     def cliff(self, time: str, figure: str) -> Cliff | None:
-        """Return the gap of its law that a percentile sits in: between iterations with and without a prompt, say."""
+        """Return the gap in the law that a percentile is in: say between iterations with and without a prompt."""
         times, share = self.times(time), QUANTILES[figure]
         if times.total == 0:
             return None
@@ -116,10 +116,10 @@ class Sample:
 
     def hit_ratio(self) -> float | None:
         """Return the share of the prompt tokens that a prefix cache found; None where none was looked up."""
-        found, looked_up = np.sum(
+        hits, looked_up = np.sum(
             [w.found.sum(axis=1) for w in self.windows if w.found is not None] or [(0, 0)], axis=0
         )
-        return float(found / looked_up) if looked_up else None
+        return float(hits / looked_up) if looked_up else None
 
     def _recomputed(self) -> Estimate | None:
         """Return the share of computed tokens that were computed before, run by run; None where none was computed."""
@@ -131,7 +131,7 @@ class Sample:
         return [np.bincount(w.batch, minlength=w.batches).astype(np.float64) for w in self.windows]
 
     def over_time(self, column: int) -> Estimate:
-        """Return the mean over time of what a column of `kvplan.simulation.state.State.span` integrates."""
+        """Return the mean over time of the integrand of a column of `kvplan.simulation.state.State.span`."""
         return self._per_second([w.sums[:, column] for w in self.windows])
 
     def iteration_s(self) -> Estimate:

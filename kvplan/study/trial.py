@@ -46,7 +46,7 @@ _SEEN, _JUDGED, _ALONE = 101, 102, 103  # streams of seeds
 
 
 class Missed(StrEnum):
-    """What can be missed beside objectives."""
+    """Misses beside those of objectives."""
 
     LOAD = "load"
     QUEUE = "queue"
@@ -81,14 +81,14 @@ class Quick(NamedTuple):
         return max(self.decided, key=lambda d: d.share / d.allowed).key
 
     def without(self, keys: Collection[str]) -> "Quick":
-        """Return what the same runs say of the other objectives, of which there is one at least."""
+        """Return the result for the other objectives by the same runs; there is one at least."""
         left = tuple(d for d in self.decided if d.key not in keys)
         growing = math.isinf(self.excess)
         return Quick(math.inf if growing else max(d.share / d.allowed for d in left), left)
 
 
 class Recovers(NamedTuple):
-    """Whether a replica, alone with its share, is back to normal after a standard burst within so many seconds."""
+    """Recovery of a replica, alone with its share, from a standard burst within so many seconds."""
 
     within_s: float
     drain: Drain
@@ -106,7 +106,7 @@ class Recovers(NamedTuple):
 class Judged(NamedTuple):
     """Results of long runs at the timing as it stands, and slower; None where the load is too much.
 
-    Where the slower runs miss, or nothing but the queue is asked for, no others are made, and theirs stand for both.
+    If the slower runs miss, or only the queue is asked for, no others are made, and these stand for both.
 
     `recovery` is None where it is not asked for, or the demand is not met anyway.
     """
@@ -169,7 +169,7 @@ class Task:
     apart
         Replicas that prefill and others that decode, in the place of any number that do both.
     sustained
-        What a replica sustains by token budget and whether it is slower, found once for all sizes.
+        Sustainable rates of a replica, by token budget and `slower`, computed once for all sizes.
     """
 
     model: ServingModel
@@ -237,7 +237,7 @@ class Task:
         )
 
     def idle(self, batched_tokens: int | None) -> Quick:
-        """Look at a replica that all but nobody asks for anything, slower: one of so many that nothing clusters."""
+        """Look at a nearly idle replica, slower: one of so many that arrivals do not cluster."""
         model = replace(self.at(1, batched_tokens, slower=True), arrivals=ArrivalProcess())
         model = at_rate(model, _IDLE * sustainable_rate(one_replica(model))[1])
         look = self._look(model, _ALONE, _FEW, again=False)
@@ -259,7 +259,7 @@ class Task:
         return judged._replace(recovery=self.recovers(replicas, batched_tokens))
 
     def judge_briefly(self, replicas: int, batched_tokens: int | None) -> Judged:
-        """Decide by a tenth of the runs, all of them slower, and what they leave open by the figures as they are."""
+        """Decide by a tenth of the runs, all of them slower; what they leave open by the figures as they are."""
         if self._is_too_much(replicas, batched_tokens):
             return Judged(None, None)
         slow = self.keeps(replicas, batched_tokens, slower=True, budget_s=_BRIEF_S, doubt=False)
@@ -272,7 +272,7 @@ class Task:
     ) -> Recovers | None:
         """Let a standard burst come upon one of so many replicas; None where nobody asks.
 
-        Of replicas that prefill and others that decode, and of a trace, nobody knows.
+        None, too, if prefill and decode are apart, and of a trace.
         """
         if self.apart is not None or self.model.arrivals.trace is not None:
             return None
@@ -280,7 +280,7 @@ class Task:
         return recovers(task.at(replicas, batched_tokens, slower=False), self.plan, briefly=briefly)
 
     def even_budgets(self, replicas: int) -> list[int]:
-        """Token budgets at which every iteration is within the limit on gaps: nine and seven tenths of what fits.
+        """List token budgets that keep iterations within the limit on gaps: .9 and .7 of what fits.
 
         Attention of a part of a prompt is counted as with half of the longest prompt before it.
         """
@@ -303,8 +303,8 @@ class Task:
 
     def _is_too_much(self, replicas: int, batched_tokens: int | None) -> bool:
         if self.apart is not None:
-            found = sides(self.at(replicas, batched_tokens, slower=True), self.apart)
-            return self.rate_rps > _MOST_LOAD * split_rps(found, self.apart.prefill, self.apart.decode)
+            halves = sides(self.at(replicas, batched_tokens, slower=True), self.apart)
+            return self.rate_rps > _MOST_LOAD * split_rps(halves, self.apart.prefill, self.apart.decode)
         return self.rate_rps > _MOST_LOAD * replicas * self.sustainable_rps(batched_tokens)
 
     def _look(self, model: ServingModel, stream: int, requests: int, *, again: bool) -> Quick:
@@ -371,7 +371,7 @@ class Task:
 
 
 def recovers(model: ServingModel, plan: Plan, *, briefly: bool = False) -> Recovers | None:
-    """Let a standard burst come upon a replica; None where nobody asks. `briefly`: not how long it takes in the end.
+    """Let a standard burst come upon a replica; None where nobody asks. `briefly`: without the final time.
 
     That is where `recover` is "never", or where there is neither an objective nor a prefix cache.
 

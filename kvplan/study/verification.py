@@ -1,4 +1,4 @@
-"""Days that targets of an autoscaler were not chosen by: what they keep and cost, beside guesses and a fixed fleet."""
+"""Targets of an autoscaler on days not used to choose them: service and cost, beside guesses and a fixed fleet."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,7 +31,7 @@ class _Setting(NamedTuple):
 
 
 def _settings(operations: Operations) -> Iterator[_Setting]:
-    """Yield what is compared: what was derived first, a fixed fleet for the peak last."""
+    """Yield the settings to compare: the derived first, a fixed fleet for the peak last."""
     least, most, _ = operations.replicas
     first, down_s, scrape_s = operations.first, operations.scale_down_s, operations.scrape_s
     by = f"{operations.arrivals_rps:.3g} requests/s, {operations.in_flight:.3g} in flight"

@@ -1,12 +1,12 @@
-"""Trials of a prefix cache that a burst can empty: how long it stays warm, and which limits end its collapse.
+"""Trials of a prefix cache that a burst can empty: the time it stays warm, and limits that end its collapse.
 
 Formulas say that a warm state exists at a rate above the guaranteed one, not for how long. Runs of the simulator that
 knows every block show it: alone, and after a burst that fills memory once with what nobody has asked for before. They
 are evidence beside the verdict, which rests on none of them.
 
-A burst leaves memory full of requests in flight, of which none finds anything. Fewer running requests leave room for
-what the next ones ask for, and no queue outlasts it. Neither ends a collapse alone; where the replica has such a limit,
-a bound on waiting is tried beside that.
+A burst leaves memory full of requests in flight, which all miss. A limit on running requests leaves room for what the
+next ones ask for, one on waiting ends the queue. Neither ends a collapse alone; where the replica has a limit on
+running requests, a bound on waiting is tried beside it.
 """
 
 import math
@@ -75,7 +75,7 @@ class Setting(NamedTuple):
 
 
 class Gained(NamedTuple):
-    """Settings, by how much more is served with them under a backlog, relative, and whether the offered rate is."""
+    """Settings, their relative gain in the rate under a backlog, and whether that sustains the offered rate."""
 
     settings: tuple[Setting, ...]
     gain: float
@@ -97,7 +97,7 @@ class _Replica(NamedTuple):
 
     @property
     def keeps_s(self) -> float | None:
-        """How long a warm cache keeps what nobody asks for; None where everything fits."""
+        """Time for which a warm cache keeps what nobody asks for; None if everything fits."""
         assert self.state.warm is not None
         return self.state.warm.characteristic_time_s
 
@@ -139,7 +139,7 @@ class _Replica(NamedTuple):
 
 
 class _Course(NamedTuple):
-    """Parts of a run that were warm, whether it ended so, and what it found and served."""
+    """Warm parts of a run, its state at the end, and its hits and served rate."""
 
     warm_parts: int
     lasted: bool
@@ -149,10 +149,10 @@ class _Course(NamedTuple):
 
 
 def _collapsible(model: ServingModel) -> _Replica | None:
-    """Return one replica with its share; None where a burst cannot empty its cache, or it is warm at no rate.
+    """Return one replica with its share; None if a burst cannot empty its cache, or no rate keeps it warm.
 
     Rates are those of the classes, whatever a schedule makes of them, and where they are from a trace requests come at
-    random. Of a measured hit curve no run knows what hits.
+    random. Measured hit curves do not say what hits.
     """
     model = steady_replica(model)
     if not model.finds_prefixes or model.drafts is not None or model.hit_curve:
@@ -163,7 +163,7 @@ def _collapsible(model: ServingModel) -> _Replica | None:
 
 
 def warm_cache(model: ServingModel, plan: Plan, progress: Progress | None = None) -> Trial | None:
-    """Try at the offered rate how long a prefix cache stays warm that a burst can empty; None where there is none.
+    """Measure how long a prefix cache that a burst can empty stays warm at the offered rate; None without one.
 
     A part of a run is warm if requests find more than half of what a warm cache finds beyond a cold one, and at some
     moment hardly anybody waits. A run lasts if most of its last quarter is warm.
@@ -236,8 +236,7 @@ def _course(replica: _Replica, spans: Spans, job: Job, run: Outcome) -> _Course:
 def protection(model: ServingModel, plan: Plan) -> Gained | None:
     """Try, from the collapsed state, whether limits end the collapse of a prefix cache at the offered rate (theory §8).
 
-    None where there is no such cache, or the engine has no such limits, or where a run came back without them, or did
-    not with them.
+    None without such a cache or such limits, or if a run recovers without them, or fails to with them.
     """
     replica, settings = _collapsible(model), engine_settings(model)
     seats = next((name for name in SEATS if name in POLICIES[settings.policy].parameters), None)
@@ -287,6 +286,6 @@ def _end(replica: _Replica, plan: Plan, settings: Settings, seed: int) -> tuple[
     assert run.found is not None
     late, came = run.first_token_s >= _END * end_s, run.arrival_s >= _END * end_s
     given_up = 0 if run.shed is None else int((run.shed & came).sum())
-    found = run.found.hit_tokens[late].sum() * replica.cached.mean("prompt")
-    warm = found > replica.half_hits * inputs[late].sum() and given_up <= _GIVEN_UP * came.sum()
+    hits = run.found.hit_tokens[late].sum() * replica.cached.mean("prompt")
+    warm = hits > replica.half_hits * inputs[late].sum() and given_up <= _GIVEN_UP * came.sum()
     return bool(warm), int((run.finish_s >= _END * end_s).sum())

@@ -1,4 +1,4 @@
-"""Runs seen through a window of time after a warm-up: what completes in it, batch by batch.
+"""Runs seen through a window of time after a warm-up: completions, batch by batch.
 
 Arrivals and the clock go on past its end. A run that stops there makes its last batch look idle, and a tenfold overload
 steady.
@@ -24,7 +24,7 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 
 @dataclass(frozen=True)
 class Window:
-    """What a run showed from `begin_s` on, in batches of equal time."""
+    """A run from `begin_s` on, in batches of equal time."""
 
     begin_s: float
     width_s: float
@@ -52,7 +52,7 @@ class Window:
 
     @property
     def least(self) -> FloatArray:
-        """The fewest that waited in each batch."""
+        """Fewest waiting in each batch."""
         return self.sums[:, Span.LEAST_WAITING]
 
     def merged(self, width_s: float) -> "Window":
@@ -72,7 +72,7 @@ class Window:
         )
 
     def only(self, part: int, parts: int) -> "Window":
-        """Return, of every so many batches, the one with this number."""
+        """Return batch number `part` of every `parts`."""
         mine = np.flatnonzero(self.batch % parts == part)
         return replace(
             self,
@@ -87,7 +87,7 @@ class Window:
 
 
 def window(requests: Requests, run: Outcome, spans: Spans) -> Window:
-    """Return what completed in the spans of a run that kept sums of them."""
+    """Return completions in the spans of a run that kept sums of them."""
     assert run.spans is not None
     batch = np.floor((run.finish_s - spans.begin_s) / spans.width_s)
     inside = np.flatnonzero((batch >= 0) & (batch < spans.number))
@@ -120,7 +120,7 @@ _SLOWEST = 10.0  # times longer, where a replica relaxes slower than requests st
 
 
 def warm_up_s(model: ServingModel) -> float:
-    """Return the seconds after which a replica that began empty looks like one that has long been running.
+    """Return the seconds after which a replica that began empty is like one long running.
 
     After W₁ requests that came before the start hold a hundredth of the KV. A replica bound by compute relaxes more
     slowly, by the factor of its iterations over the part of them that is fixed: that of a request that is alone, or,

@@ -209,7 +209,7 @@ class Sweep:
         return ("point", *(axis.key for axis in self.axes), *(c.name for c in self.columns), "error")
 
     def header(self) -> dict[str, Any]:
-        """Return what a file of results says of itself; files of the same header have the same rows."""
+        """Return the header of a file of results; files of the same header have the same rows."""
         sample, runs = self.sample, self.runs
         return {
             "kvplan_sweep": FORMAT,
@@ -248,7 +248,7 @@ def define(
     columns: Sequence[str] | None = None,
     runs: Runs | None = None,
 ) -> Sweep:
-    """Define a sweep from what the command line says, checked; nothing is computed yet.
+    """Define a sweep by the command line, checked; nothing is computed yet.
 
     See `kvplan.sweeps.vary.parse_axes` and, for columns, `kvplan.sweeps.definition.expand`; a sample is ``random:N`` or
     ``lhs:N``.
@@ -271,9 +271,9 @@ def define(
     simulated = [f"simulation.{policy}.{key}" for policy in policies for key in DEFAULT_SIMULATED]
     usual = DEFAULT if runs is None else (*DEFAULT_BESIDE_SIMULATED, *simulated)
     names = [*(c.name for c in profile.model.classes), *profile.model.left_out]
-    found = expand(columns or usual, names, policies)
-    if runs is not None and all(column.block != "simulation" for column in found):
+    chosen = expand(columns or usual, names, policies)
+    if runs is not None and all(column.block != "simulation" for column in chosen):
         raise UsageError(
             "--columns has no key of the simulation, such as simulation.greedy.throughput_rps; or leave out --simulate"
         )
-    return Sweep(profile.name, profile.sha256, profile.text, axes, drawn, seed, found, runs)
+    return Sweep(profile.name, profile.sha256, profile.text, axes, drawn, seed, chosen, runs)

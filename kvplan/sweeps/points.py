@@ -67,7 +67,7 @@ _tables = lru_cache(maxsize=4)(tomli.loads)
 
 
 def _point(tables: Mapping[str, Any], axes: Sequence[Axis], values: Sequence[Number]) -> Point | str:
-    """The point, or why there is none."""
+    """Make a point, or say why not."""
     varied = {axis.path: value for axis, value in zip(axes, values, strict=True)}
     changes = {path: as_in_profile(path, value) for path, value in varied.items()}
     if ("gpu", "memory_tokens") in changes:  # takes the place of what says the same
@@ -82,7 +82,7 @@ def _point(tables: Mapping[str, Any], axes: Sequence[Axis], values: Sequence[Num
 
 
 def _other_shares(tables: Mapping[str, Any], changes: Mapping[KeyPath, Number]) -> dict[KeyPath, object]:
-    """Shares that are not varied divide what is left in the proportions they have."""
+    """Divide the rest among shares that are not varied, in proportion."""
     varied = {int(path[1]): as_written(value) for path, value in changes.items() if path[-1] == "share"}
     shares = {i: c["share"] for i, c in enumerate(tables.get("classes", ())) if "share" in c}
     others = {i: as_written(share) for i, share in shares.items() if share and i not in varied}
@@ -96,7 +96,7 @@ def _other_shares(tables: Mapping[str, Any], changes: Mapping[KeyPath, Number]) 
 
 
 def _figures(sweep: Sweep, index: int, point: Point, known: dict[str, Any]) -> tuple[list[Value], str | None]:
-    """The figures of a point, and why some are missing."""
+    """Compute figures of a point, and why some are missing."""
     known["profile"] = ProfileIdentity(sweep.name, sweep.sha256)
     if _shares_stability(sweep):
         cold = with_cold_cache(one_replica(point.model))
@@ -144,7 +144,7 @@ def _rests_on_recovery(sweep: Sweep) -> bool:
 
 
 def _with_room(model: ServingModel) -> ServingModel:
-    """A model that is the same for all of the same stability."""
+    """Return a model that is equal for all of equal stability."""
     replica, drafts = model.replica, model.drafts
     room = Replica(MAX_MEMORY_TOKENS, replica.block_tokens, replica.prefill, layout=replica.layout)
     timing = _ANY_TIMING if drafts is None else drafts.slowed(_ANY_TIMING)

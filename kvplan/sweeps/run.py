@@ -88,7 +88,7 @@ def _work(
     start: Callable[[], AbstractContextManager[executors.Engine]],
     progress: Progress | None,
 ) -> None:
-    """Compute what the file has not got; a pool that breaks is replaced."""
+    """Compute the file's missing points; replace a pool that breaks."""
     begun, deaths = results.done, 0
     while results.done < definition.points:
         before = results.done

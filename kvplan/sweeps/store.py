@@ -1,4 +1,4 @@
-"""The file that results go to: a header line, then a line for each point, in order.
+"""File of results: a header line, then a line for each point, in order.
 
 Lines are only ever added at the end, so that whatever stopped a sweep leaves a beginning of the finished file. Going on
 checks that beginning: the header must be the sweep's own, lines must count up; a line that was cut off is dropped.
@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 
 def format_of(path: Path) -> Format:
-    """Return what the name of a file asks for; a UsageError where its suffix is none of the formats."""
+    """Return the format of a file by its suffix; a UsageError where there is none such."""
     try:
         return Format(path.suffix)
     except ValueError:
@@ -49,7 +49,7 @@ def format_of(path: Path) -> Format:
 
 
 def head(sweep: Sweep, format: Format) -> bytes:
-    """Return what a file of results begins with."""
+    """Return the beginning of a file of results."""
     header = json.dumps(sweep.header(), ensure_ascii=False)
     if format is Format.CSV:
         return f"# {header}\n{','.join(map(_cell, sweep.names))}\n".encode()
@@ -80,7 +80,7 @@ def _cell(value: Value) -> str:
 
 
 def _number(line: bytes, names: tuple[str, ...], format: Format) -> int:
-    """Return the number of the point that a line is about; -1 where it is no line of such a file."""
+    """Return the number of a line's point; -1 where it is no line of such a file."""
     try:
         if format is Format.CSV:
             (cells,) = csv.reader([line.decode()], strict=True)
@@ -234,7 +234,7 @@ def arrays(sweep: Sweep) -> dict[str, NDArray[Any]]:
 
 
 def read(sweep: Sweep, path: Path, names: Sequence[str]) -> dict[str, list[Value]]:
-    """Return some columns, by name, of what `kvplan.sweeps.run.sweep` has written, one value a point."""
+    """Return some columns, by name, of a file by `kvplan.sweeps.run.sweep`, one value a point."""
     columns: dict[str, list[Value]] = {name: [] for name in names}
     for row in _rows(sweep, path, names):
         for name, value in zip(names, row, strict=True):

@@ -195,7 +195,7 @@ def _short(key: str) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    """Say what was meant, or two keys that are a little like it: a profile has too many to name all."""
+    """Name the key that was meant, or two that are a little like it: a profile has too many to name all."""
     known = list(known)
     close = get_close_matches(key[:60], known, n=1)
     if close:
@@ -204,7 +204,7 @@ def _nearest(key: str, known: Iterable[str]) -> str:
 
 
 def _path(key: str, document: Document) -> KeyPath:
-    """Return where a key as written stands; classes by name, or ``classes[0]`` as messages have it."""
+    """Return the path of a key as written; classes by name, or ``classes[0]`` as messages have it."""
     head, _, field = key.rpartition(".")
     kind, _, name = head.partition(".")
     if indexed := _INDEXED.fullmatch(key):
@@ -264,7 +264,7 @@ def stretch(
 
 
 def _places(sample: Sample, axes: int, first: int) -> FloatArray:
-    """Return where in its range each value lies, of the points from `first` on; shape (at most _CHUNK, axes)."""
+    """Return each value's place in its range, of the points from `first` on; shape (at most _CHUNK, axes)."""
     if sample.kind is Kind.LATIN:
         return _latin(sample, axes)[first : first + _CHUNK]
     size = min(_CHUNK, sample.points - first)

@@ -29,8 +29,8 @@ def search(study: Study, figure: str | None = None) -> Search:
     """
     if figure is None:
         figure = "goodput_rps" if study.objectives else "throughput_rps"
-        found = _search(study, figure, paired=False)
-        if len(found.alike) + 1 == len(study.results) - len(found.livelocks):
+        first = _search(study, figure, paired=False)
+        if len(first.alike) + 1 == len(study.results) - len(first.livelocks):
             figure = "e2e_s.mean"
     return _search(study, figure, paired=len(study.seeds) > 1)
 

@@ -1,4 +1,4 @@
-"""Hindsight bounds on a study: what no policy could have surpassed on the same requests (FC 4)."""
+"""Hindsight bounds on a study: no policy could have surpassed them on the same requests (FC 4)."""
 
 import math
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def instance(requests: Requests, timing: Timing, replica: Replica, *, as_engine:
 def study_bounds(
     model: ServingModel, load: Load, policies: Sequence[str], seeds: Sequence[int]
 ) -> tuple[StudyBound, ...]:
-    """Bounds on the figures of a study: rates where it has a horizon, else the mean time end to end.
+    """Bound the figures of a study: rates if it has a horizon, else the mean time end to end.
 
     Where all policies count KV by the stages of the profile's convention, the bound does too; else as engines do.
     """

@@ -49,7 +49,7 @@ _ALWAYS_THERE = (Arrivals.SATURATED, Arrivals.INTERLEAVED, Arrivals.CLOSED)  # w
 
 
 class Load(NamedTuple):
-    """Which requests arrive, and when."""
+    """Requests that arrive, and their times."""
 
     kind: Arrivals | None = None  # as the model says
     requests: int | None = DEFAULT_REQUESTS  # None: as many as come before the horizon; of a trace all
@@ -65,7 +65,7 @@ class Load(NamedTuple):
     users: int = 0  # of a closed population, where nobody else asks
 
     def on(self, model: ServingModel) -> "Load":
-        """Fill in the arrivals of the model where nothing else is said."""
+        """Fill in the arrivals of the model where none are given."""
         if self.kind is not None or self.trace is not None:
             return self
         arrivals = model.arrivals
@@ -96,7 +96,7 @@ class Load(NamedTuple):
         return self.trace is None and self.kind in (Arrivals.SATURATED, Arrivals.INTERLEAVED)
 
     def is_drawn(self, model: ServingModel) -> bool:
-        """Tell whether seeds differ: not of what is recorded or interleaved, nor where all are alike and there."""
+        """Tell whether seeds differ: not if recorded or interleaved, nor if all are alike and there."""
         if model.drafts is not None:
             return True
         if self.trace is not None:
@@ -156,7 +156,7 @@ def _generated(model: ServingModel, load: Load, rng: np.random.Generator) -> Req
 
 
 def _always_there(model: ServingModel, load: Load, size: int, rng: np.random.Generator) -> Requests:
-    """Draw strangers, whatever the model says that they have in common."""
+    """Draw strangers, even if the model's requests have prefixes in common."""
     match load.kind:
         case Arrivals.INTERLEAVED:
             return interleaved(model, requests=size)
@@ -167,7 +167,7 @@ def _always_there(model: ServingModel, load: Load, size: int, rng: np.random.Gen
 
 
 def _of_classes(model: ServingModel, load: Load, rng: np.random.Generator) -> Requests:
-    """Draw open arrivals, with what they share and ask for again."""
+    """Draw open arrivals, with shared and repeated prompts."""
     asks = any(c.reuse is not None for c in model.classes)
     size, horizon = load.requests, load.horizon_s
     if load.at_start and any(c.deadline_s is not None and c.reuse is not None for c in model.classes):
@@ -254,7 +254,7 @@ def _of_sessions(model: ServingModel, load: Load, expected: int, rng: np.random.
 
 
 def _expected(model: ServingModel, load: Load) -> float:
-    """Estimate how many requests there will be; of those that are always there, more than can be served."""
+    """Estimate the number of requests; of those that are always there, more than can be served."""
     if load.requests is not None or load.horizon_s is None:
         return float(load.requests or 0)
     if load.kind in _ALWAYS_THERE:

@@ -35,7 +35,7 @@ def load(
 ) -> Load:
     """Read the requests of a study; options that do not go together are refused, before `trace` is read.
 
-    Where nothing says how they arrive, the trace of the model does, if it has one.
+    Without arrivals given, those of the model's trace are taken, if it has one.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def check_requests(requests: int) -> None:
 def drawn(
     model: ServingModel, asked: SimulateOptions, trace: Callable[[], Requests] | None
 ) -> tuple[Load, list[int]]:
-    """Return the requests that come to a model, and the seeds of its runs; `trace` reads what is to be replayed."""
+    """Return the requests that come to a model, and the seeds of its runs; `trace` reads those to replay."""
     arriving = load(asked, trace, model)
     check_sessions(arriving, model)
     if asked.requests is None and asked.horizon is None and trace is None:
@@ -121,7 +121,7 @@ def check_sessions(load: Load, model: ServingModel) -> None:
 
 
 def with_sessions(load: Load, model: ServingModel) -> Load:
-    """Where sessions come, time for many of the longest in place of a number of requests: so many begin and end.
+    """Replace the number of requests, if sessions come, by time for many of the longest: so many begin and end.
 
     Examples
     --------

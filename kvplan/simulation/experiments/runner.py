@@ -1,4 +1,4 @@
-"""The one way to run: the requests of a load and a seed, a policy on them, an outcome; many at once, on all cores."""
+"""Runs: the requests of a load and a seed, a policy on them, an outcome; many at once, on all cores."""
 
 import os
 import threading
@@ -39,11 +39,11 @@ class Job(NamedTuple):
 
     @property
     def policy(self) -> Policy:
-        """The record of the policy."""
+        """Record of the policy."""
         return POLICIES[self.settings.policy]
 
     def parameters(self) -> dict[str, object]:
-        """Return those of the policy, as they will be run; refuse what cannot be run."""
+        """Return the policy's parameters as they will be run; refuse what cannot be run."""
         if self.scenario.model.fleet is not None:
             return self._groups()[1]
         return self.prepare()[1]
@@ -58,7 +58,7 @@ class Job(NamedTuple):
         return replicas, parameters
 
     def prepare(self) -> tuple[Setup, dict[str, object]]:
-        """Return what the engine needs of one replica, and the parameters; refuse what cannot be run."""
+        """Return the engine's setup of one replica, and the parameters; refuse what cannot be run."""
         self._check()
         return self.policy.set_up(self.scenario, self.settings)
 
@@ -106,7 +106,7 @@ def _whole(_: Job, outcome: Outcome) -> Outcome:
 def scenarios(
     model: ServingModel, plan: Plan, load: Load, seeds: Sequence[int], *, threads: int | None = None
 ) -> list[Scenario]:
-    """Draw what each seed makes of a load; the same for every policy. `threads` as for `run_rows`."""
+    """Draw the requests of a load by each seed; the same for every policy. `threads` as for `run_rows`."""
     load = load.on(model)
     names = ("trace",) if load.trace is not None else tuple(c.name for c in model.classes)
     drawn = at_once(lambda seed: generate(model, load, seed), seeds, threads)
@@ -116,7 +116,7 @@ def scenarios(
 def at_once(
     work: Callable[[_Given], _Found], of: Sequence[_Given], threads: int | None = None
 ) -> list[_Found]:
-    """Do the work on each of some things, in so many threads, or on all cores: for what is mostly numpy's."""
+    """Do the work on each item, in so many threads, or on all cores: for work that is mostly numpy's."""
     threads = min(len(of), threads or os.cpu_count() or 1)
     if threads <= 1:
         return [work(each) for each in of]
@@ -141,10 +141,10 @@ def run_rows(
     threads: int | None = None,
     kept: Callable[[Job, Outcome], Any] = _whole,
 ) -> tuple[list[list[Any]], bool]:
-    """Run rows of jobs on all cores, or in so many threads; and whether somebody pressed Ctrl-C.
+    """Run rows of jobs on all cores, or in so many threads; return, too, whether Ctrl-C was pressed.
 
-    What is `kept` of the outcomes stands as the jobs do; None for those that had not begun then. One thread is the
-    caller's: nobody hears of progress, and Ctrl-C goes through.
+    What is `kept` of outcomes is in the order of the jobs; None for those that had not begun then. One thread is the
+    caller's: progress is not reported, and Ctrl-C goes through.
     """
     jobs = [job for row in rows for job in row]
     stop, done = threading.Event(), [0] * len(jobs)

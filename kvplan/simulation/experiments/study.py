@@ -1,4 +1,4 @@
-"""A study: policies side by side on the same arrivals, some seeds each, and what they add up to."""
+"""A study: policies side by side on the same arrivals, some seeds each, and their sums."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from enum import StrEnum
@@ -50,7 +50,7 @@ class Study(NamedTuple):
 
     @property
     def first(self) -> tuple[Outcome, ...]:
-        """The run of the first seed of each policy."""
+        """Run of the first seed of each policy."""
         return tuple(mine[0][1] for mine in self.runs)
 
     @property
@@ -60,7 +60,7 @@ class Study(NamedTuple):
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """The policy of each result."""
+        """Policy of each result."""
         return tuple(POLICIES[self.settings[result.policy].policy] for result in self.results)
 
     def only(self, names: Container[str]) -> "Study":
@@ -92,7 +92,7 @@ def study(
     threads: int | None = None,
     details: bool = True,
 ) -> Study:
-    """Run every policy on every seed, on all cores, and sum up; after Ctrl-C, what was done until then.
+    """Run every policy on every seed, on all cores, and sum up; after Ctrl-C, the runs done until then.
 
     A load without chance in it is run once, with the first of the seeds. `compile` is as for
     `kvplan.simulation.engine.run`, `threads` how many runs go on at once; without
@@ -172,7 +172,7 @@ def study(
 
 
 def _arrived(of: tuple[Requests, Outcome]) -> int:
-    """Count those who came; of turns as many as a run brought, up to its end."""
+    """Count requests that came; of turns as many as a run brought, up to its end."""
     requests, run = of
     if requests.turns is None:
         return requests.arrival_s.size

@@ -1,1 +1,1 @@
-"""Several replicas in one run: who goes where, prompts and decoding apart, KV over links between them."""
+"""Several replicas in one run: routing, prompts and decoding apart, KV over links between them."""

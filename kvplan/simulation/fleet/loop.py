@@ -1,4 +1,4 @@
-"""The loop of a fleet: it sends each arrival to a replica, and lets the replicas run their own loops up to the next.
+"""Loop of a fleet: it sends each arrival to a replica, and lets the replicas run their own loops up to the next.
 
 No replica runs past an arrival that it does not know of: only up to the next one that is known, and, where completions
 bring others, up to when some other replica could be done with somebody. The router looks at what there is while an
@@ -9,7 +9,7 @@ policy: requests that wait for room, and requests whose KV is on its way. It all
 links of both replicas, one transfer at a time on each, and is held on both sides until it is over. A prefill replica
 keeps a list of those that are being fetched.
 
-Each column of `State.link` is a binary tree of what stands for the replicas: the last half of the rows are replicas,
+Each column of `State.link` is a binary tree of values of the replicas: the last half of the rows are replicas,
 the children of row i are 2i and 2i + 1, the root is row 1, and each node has the lesser of its children, and, WHOSE
 columns further, the replica that has it.
 """
@@ -43,13 +43,13 @@ WAITS_FOR_ROOM, ON_ITS_WAY = -2, -1  # of `State.list`; of a prefill replica the
 
 @kernel
 def told(s: State, column: int, replica: int) -> float:
-    """Return what stands for a replica."""
+    """Return the value of a replica."""
     return float(s.link[s.link.shape[0] // 2 + replica, column])
 
 
 @kernel
 def tell(s: State, column: int, replica: int, value: float) -> None:
-    """Put something else there."""
+    """Set the value of a replica."""
     node = s.link.shape[0] // 2 + replica
     s.link[node, column] = value
     node //= 2
@@ -125,7 +125,7 @@ def at_sender(s: State, prompt: int) -> None:
 
 @kernel
 def let_sent_go(s: State) -> None:
-    """Free what has gone to a decode replica by now."""
+    """Free KV that has gone to a decode replica by now."""
     sent = s.list.shape[0] + ON_ITS_WAY
     prompt = s.list[sent, List.HEAD]
     while prompt != NOBODY and s.time[prompt, Time.THINK] <= s.clock[Clock.NOW]:
@@ -150,7 +150,7 @@ def receive(s: State) -> None:
 
 @kernel
 def next_transfer_s(s: State, column: int) -> float:
-    """Return when the next transfer of a replica ends, by a column of `State.time`; infinity: there is none."""
+    """Return the end of a replica's next transfer, by a column of `State.time`; infinity: there is none."""
     request = s.list[s.list.shape[0] + ON_ITS_WAY, List.HEAD]
     return math.inf if request == NOBODY else float(s.time[request, column])
 
@@ -162,7 +162,7 @@ _MANY = 1 << 30  # requests
 def serve(states: tuple[State, ...], steps: int, patience: int) -> int:
     """Serve until nobody comes any more and nobody is left, nothing moves, or so many steps are made.
 
-    A step is an iteration of a replica, or what the router does between two of them.
+    A step is an iteration of a replica, or the router's work between two of them.
     """
     s = states[0]
     while steps > 0:
@@ -230,7 +230,7 @@ def held_back(states: tuple[State, ...]) -> int:
 
 @kernel
 def next_request(s: State) -> int:
-    """Return who comes next by the horizon, unasked or brought by others; NOBODY: none is known."""
+    """Return the next request by the horizon, unasked or brought by others; NOBODY: none is known."""
     coming = NOBODY
     if s.fleet[0, Router.UNASKED] < s.fleet[0, Router.UNASKED_END]:
         coming = int(s.fleet[0, Router.UNASKED])
@@ -255,7 +255,7 @@ def chosen(s: State, request: int) -> int:
 
 @kernel
 def comes_within(s: State, replica: int, request: int, time_s: float) -> bool:
-    """Tell whether an answer brings a request while the iteration runs that begins now, the last one ended."""
+    """Tell whether an answer brings a request during the iteration that begins now, the last one ended."""
     if s.fleet[1 + replica, Site.IDLES] or s.fleet[1 + replica, Site.ROLE] != Role.WHOLE:
         return False
     if request < s.fleet[0, Router.UNASKED_END] or s.clock[Clock.ENDED] != time_s:

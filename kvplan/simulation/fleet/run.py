@@ -87,8 +87,8 @@ def run(
 
     `groups` are one of role WHOLE; or one of prefill and one of decode replicas, in this order, all of them always
     open. The seed is of routing at random; `seconds_per_token` takes the KV of a prompt from a prefill to a decode
-    replica. Memory is in the mean over the replicas; the most of it, and of a batch, of any of them. What waits at its
-    peak is the most of those recorded, where there are several replicas.
+    replica. Memory is in the mean over the replicas; the most of it, and of a batch, of any of them. With several
+    replicas the peak of waiting requests is the most of those recorded.
     """
     pods = groups[0].pods
     sticks = pods is not None and routing is Routing.SESSION and requests.turns is not None
@@ -170,8 +170,8 @@ _RULES = {Routing.LEAST_REQUESTS: Rule.BY_REQUESTS, Routing.LEAST_KV: Rule.BY_KV
 
 def _sites(requests: Requests, groups: Sequence[ReplicaGroup], routing: Routing, seed: int) -> list[IntArray]:
     """Choose the replica that each request is meant for, of each group; nothing where the router looks."""
-    found = [_meant_for(routing, requests, group, [seed, i]) for i, group in enumerate(groups)]
-    return [site + sum(group.replicas for group in groups[:i]) for i, site in enumerate(found)]
+    places = [_meant_for(routing, requests, group, [seed, i]) for i, group in enumerate(groups)]
+    return [site + sum(group.replicas for group in groups[:i]) for i, site in enumerate(places)]
 
 
 def _meant_for(routing: Routing, requests: Requests, group: ReplicaGroup, seed: Sequence[int]) -> IntArray:
@@ -193,20 +193,20 @@ def _meant_for(routing: Routing, requests: Requests, group: ReplicaGroup, seed: 
 def _among_open(
     arrival_s: FloatArray, open_s: Sequence[tuple[float, float]], rng: np.random.Generator | None
 ) -> IntArray:
-    """Choose of those that are open then, one after the other, or any."""
+    """Choose a site open at each arrival, in turns, or at random."""
     opens_s, closes_s = np.array(open_s).T
     times_s = np.unique(np.append(np.ravel(open_s), 0.0))
     begins_s = times_s[times_s < math.inf]
     parts = np.split(np.arange(arrival_s.size), np.searchsorted(arrival_s, begins_s[1:]))
-    found = []
+    sites = []
     for begin_s, mine in zip(begins_s, parts, strict=True):
         here = np.flatnonzero((opens_s <= begin_s) & (begin_s < closes_s))
-        found.append(here[mine % here.size if rng is None else rng.integers(here.size, size=mine.size)])
-    return np.concatenate(found)
+        sites.append(here[mine % here.size if rng is None else rng.integers(here.size, size=mine.size)])
+    return np.concatenate(sites)
 
 
 def _open_and_close(states: Sequence[State], open_s: Sequence[tuple[float, float]], now: float) -> None:
-    """Let the router see the replicas that take requests now, and none else."""
+    """Show the router only the replicas that take requests now."""
     s = states[0]
     for replica, (opens_s, closes_s) in enumerate(open_s):
         closed = not opens_s <= now < closes_s
@@ -284,7 +284,7 @@ def _states(
     watch: Callable[[int], bool] | None,
     spans: Spans | None,
 ) -> tuple[State, ...]:
-    """Make a state for each replica, before anything has arrived, which share what is known of requests."""
+    """Make a state for each replica, before anything has arrived; they share the tables of requests."""
     requests, split = known[0], len(groups) > 1
     size = requests.arrival_s.size
     firsts = [
@@ -345,7 +345,7 @@ def _states(
 
 
 def _tables(firsts: Sequence[State], sites: Sequence[IntArray]) -> tuple[FloatArray, IntArray]:
-    """Join `State.time` and `State.request`, with SITE: what stands for decode replicas behind the others."""
+    """Join `State.time` and `State.request`, with SITE: values of decode replicas behind the others."""
     rows, width = firsts[0].request.shape
     time = np.concatenate([first.time for first in firsts])
     request = np.zeros((time.shape[0], width + 1), dtype=np.int64)
@@ -380,7 +380,7 @@ _CACHING = "prefix_caching"
 def groups(
     policy: Policy, scenario: Scenario, settings: Settings
 ) -> tuple[list[ReplicaGroup], dict[str, object]]:
-    """Return what the replicas of each group need of the engine, and the parameters of the policy, as run.
+    """Return the groups with their setups, and the parameters of the policy, as run.
 
     A policy plans for one of the replicas, at its share of the traffic. Decode replicas keep no prefix cache: prompts
     are looked up where they are computed. Nor do they give up anybody.
@@ -391,25 +391,25 @@ def groups(
     if not fleet.is_split:
         setup, parameters = policy.set_up(alone, settings)
         return [ReplicaGroup(fleet.replicas, model.timing, model.replica, setup, Role.WHOLE)], parameters
-    one, other = (alone.model.on(hardware) for hardware in (fleet.prefill_on, fleet.decode_on))
+    sender, receiver = (alone.model.on(hardware) for hardware in (fleet.prefill_on, fleet.decode_on))
     for what, given in (
-        ("layers of several kinds", one.replica.layout or other.replica.layout),
+        ("layers of several kinds", sender.replica.layout or receiver.replica.layout),
         ("drafts", model.drafts),
-        ("a host tier", one.replica.offload or other.replica.offload),
-        ("data-parallel ranks", max(one.replica.ranks, other.replica.ranks) > 1 or None),
+        ("a host tier", sender.replica.offload or receiver.replica.offload),
+        ("data-parallel ranks", max(sender.replica.ranks, receiver.replica.ranks) > 1 or None),
     ):
         if given is not None:
             raise UsageError(
                 f"prefill and decode apart are not modelled beside {what}; `replicas` together are"
             )
     prompts = replace(scenario.requests, decode_tokens=np.ones_like(scenario.requests.decode_tokens))
-    prefill, parameters = policy.prepare(alone._replace(model=one, requests=prompts), settings)
+    prefill, parameters = policy.prepare(alone._replace(model=sender, requests=prompts), settings)
     uncached = settings._replace(given={**settings.given, _CACHING: (0.0,)})
-    decode, _ = policy.prepare(alone._replace(model=other), uncached)
+    decode, _ = policy.prepare(alone._replace(model=receiver), uncached)
     looked_at = fleet.routing is Routing.LEAST_KV  # in each iteration, while others come over the links
     # nobody comes to a decode replica who has not run
     decode = decode._replace(shed_after_s=math.inf, coasts=decode.coasts and not looked_at)
     return [
-        ReplicaGroup(fleet.prefill, one.timing, one.replica, prefill, Role.PREFILL),
-        ReplicaGroup(fleet.decode, other.timing, other.replica, decode, Role.DECODE),
+        ReplicaGroup(fleet.prefill, sender.timing, sender.replica, prefill, Role.PREFILL),
+        ReplicaGroup(fleet.decode, receiver.timing, receiver.replica, decode, Role.DECODE),
     ], parameters

@@ -1,7 +1,7 @@
-"""When replicas of a fleet come and go: a plan that knows the schedule, and autoscalers.
+"""Replicas of a fleet that come and go: by a plan that knows the schedule, and by autoscalers.
 
-An autoscaler that looks at arrivals alone is a function of them, so that what it does is known before a run. Others
-look at replicas while these run: a `Control`, which `Pods` obey.
+An autoscaler that looks at arrivals alone is a function of them, and known before a run. Others look at replicas
+while these run: a `Control`, which `Pods` obey.
 """
 
 import math
@@ -36,7 +36,7 @@ class Autoscaler(NamedTuple):
     every_s: float  # between two looks, the first of which is after a window
 
     def steps(self, arrival_s: FloatArray, first: int, end_s: float) -> Iterator[tuple[float, int]]:
-        """Yield how many replicas it wants from when on, from so many at first to the end."""
+        """Yield times and numbers of replicas wanted from then on, from `first` to the end."""
         yield 0.0, first
         looks = math.floor((end_s - self.window_s) / self.every_s) + 1
         looks_s = self.window_s + np.arange(looks) * self.every_s
@@ -58,7 +58,7 @@ class Autoscaler(NamedTuple):
 class Lifetime(NamedTuple):
     """Life of a replica: paid for from its start on, it takes requests from when its model is loaded to its end.
 
-    What it has by then it still serves, and is paid for meanwhile. One that is taken away while it loads never opens.
+    It still serves its requests then, and is paid for meanwhile. One that is taken away while it loads never opens.
     """
 
     starts_s: float
@@ -134,10 +134,10 @@ class Gauges(NamedTuple):
 
 
 class Control(Protocol):
-    """Says how many replicas there should be."""
+    """Chooses the number of replicas."""
 
     def wanted(self, seen: Gauges, there: int, ready: int) -> int:
-        """Return how many, where so many are there and `ready` of them loaded."""
+        """Return the number wanted; `there` are there, `ready` of them loaded."""
 
 
 class Pods:
@@ -159,7 +159,7 @@ class Pods:
         return [site for site, life in self._lives.items() if life.opens_s <= now]
 
     def next_s(self, now: float) -> float:
-        """Return when a replica opens next, or the control looks."""
+        """Return the next time a replica opens, or the control looks."""
         return min([life.opens_s for life in self._lives.values() if life.opens_s > now] + [self._looks_s])
 
     def step(
@@ -172,7 +172,7 @@ class Pods:
         done_s: FloatArray,
         latencies: Callable[[], Latencies] = Latencies,
     ) -> list[int]:
-        """Do what the control wants, if it is time; return the sites at which replicas start.
+        """Obey the control, if it is time; return the sites at which replicas start.
 
         Arrays are over sites; `done_s` is when each last ended an iteration.
         """
@@ -204,13 +204,13 @@ class Pods:
 
 
 class Watch:
-    """Keeps what it sees, and changes nothing."""
+    """Keeps gauges, and changes nothing."""
 
     def __init__(self) -> None:
         self.seen: list[Gauges] = []
 
     def wanted(self, seen: Gauges, there: int, ready: int) -> int:
-        """Keep what is seen."""
+        """Keep these gauges."""
         self.seen.append(seen)
         return there
 
@@ -353,7 +353,7 @@ class LatencyRule:
 
 
 def _keep(kept: deque[_Seen], seen: _Seen, window_s: float) -> None:
-    """Add what is seen now, and let go of what is older than a window; times are first."""
+    """Add a record, and drop those older than a window; times are first."""
     kept.append(seen)
     while kept[0][0] <= seen[0] - window_s:
         kept.popleft()

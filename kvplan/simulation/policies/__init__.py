@@ -1,4 +1,4 @@
-"""The policies by name: every module of this package that has a record, `POLICY`, is one."""
+"""Policies by name: every module of this package that has a record, `POLICY`, is one."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -7,7 +7,7 @@ from kvplan.model import Admission, Engine, EngineName, Prefill, ServingModel
 from kvplan.simulation.policies.protocol import Policy, Settings
 from kvplan.simulation.policies.vllm import ADMISSION
 
-_MODULES = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 POLICIES: dict[str, Policy] = {m.POLICY.name: m.POLICY for m in _MODULES if hasattr(m, "POLICY")}
 
 
@@ -15,7 +15,7 @@ def engine_settings(model: ServingModel) -> Settings:
     """Return the policy that a profile's engine runs, and its parameters.
 
     Without an engine in the profile it is vLLM where prompts are `fused`. The other conventions of prefill are of no
-    engine, and greedy admission serves them. What the policy does not model of the profile is for the run to refuse.
+    engine, and greedy admission serves them. Runs refuse the parts of a profile that the policy does not model.
     """
     if model.engine is None and model.replica.prefill is not Prefill.FUSED:
         return Settings("greedy", {})

@@ -41,7 +41,7 @@ def form_batch(s: State) -> None:
 
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-    """Take every request for the shortest of all classes, or for what is predicted, until it is evicted."""
+    """Expect the shortest length of all classes, or the predicted one, of every request until it is evicted."""
     given = settings.counts("shortest", 1, "the shortest decode length", LONGEST)
     shortest = shortest_possible(scenario) if given is None else given[0]
     requests = scenario.requests

@@ -16,8 +16,7 @@ from kvplan.simulation.state import State, kernel
 def form_batch(s: State) -> None:
     """Run everybody; admit of each queue at most its budget, last admitted first to go where memory lacks.
 
-    So whoever is admitted goes before anybody who runs: in an iteration that evicts nobody is admitted, and in others
-    as many as fit.
+    So admitted requests are evicted before running ones: an iteration that evicts admits nobody, others as many as fit.
     """
     advance(s, 0)
     if evict_until_it_fits(s):
@@ -29,16 +28,16 @@ def form_batch(s: State) -> None:
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Take the report's `rate_cap.classes[].integer_budget` for budgets unless they are set."""
-    found = settings.counts("budgets", len(scenario.names), "one for each class")
-    if found is None:
-        found = _planned(scenario)
+    budgets = settings.counts("budgets", len(scenario.names), "one for each class")
+    if budgets is None:
+        budgets = _planned(scenario)
     seats = most_running(scenario, settings)
     return one_queue(scenario.requests)._replace(
         queue_of=predicted(scenario).class_index,
-        queues=len(found),
-        knobs=np.array(found, dtype=np.float64),
+        queues=len(budgets),
+        knobs=np.array(budgets, dtype=np.float64),
         seats=seats,
-    ), {"budgets": list(found), SEQUENCES: seats}
+    ), {"budgets": list(budgets), SEQUENCES: seats}
 
 
 def _planned(scenario: Scenario) -> tuple[int, ...]:
@@ -48,9 +47,9 @@ def _planned(scenario: Scenario) -> tuple[int, ...]:
             f"flow: a trace is one class, the profile's budgets are for {len(classes)}; "
             "--set flow.budgets=N gives one"
         )
-    found = [c.integer_budget for c in rate_cap(scenario.model).classes]
-    budgets = tuple(b for b in found if b is not None)
-    if len(budgets) < len(found):
+    planned = [c.integer_budget for c in rate_cap(scenario.model).classes]
+    budgets = tuple(b for b in planned if b is not None)
+    if len(budgets) < len(planned):
         raise UsageError(
             "flow: no whole budgets above the arrivals of an iteration fit into memory; "
             "--set flow.budgets=... gives some"

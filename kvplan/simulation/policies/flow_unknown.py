@@ -22,7 +22,7 @@ BUDGET = 0  # and after it the iterations skipped
 
 @kernel
 def form_batch(s: State) -> None:
-    """Admit as `flow` does with one queue; in an iteration that evicts nobody is admitted."""
+    """Admit as `flow` does with one queue; an iteration that evicts admits nobody."""
     advance(s, 0)
     if evict_until_it_fits(s):
         return

@@ -20,7 +20,7 @@ ASSUME = ("exact", "max")
 def form_batch(s: State) -> None:
     """Run everybody; admit in order of arrival while nobody is expected to overflow memory.
 
-    Where predictions were too short, who was admitted last goes.
+    If predictions were too short, evict the last admitted.
     """
     advance(s, 0)
     begin_tick(s)

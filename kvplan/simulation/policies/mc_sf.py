@@ -16,7 +16,7 @@ from kvplan.simulation.state import NOBODY, List, Request, State, kernel
 def form_batch(s: State) -> None:
     """Run everybody; admit the shortest, and of equals the first, while nobody is expected to overflow memory.
 
-    Where predictions were too short, who was admitted last goes.
+    If predictions were too short, evict the last admitted.
     """
     advance(s, 0)
     begin_tick(s)

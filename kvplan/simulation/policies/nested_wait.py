@@ -18,7 +18,7 @@ from kvplan.simulation.state import NOBODY, List, State, kernel, parked_list
 def form_batch(s: State) -> None:
     """Run segments 1 .. k, k the largest with all of them at threshold; each takes as many from those who wait.
 
-    When nothing runs and nothing else is to come, all segments run with what there is.
+    When nothing runs and nothing else is to come, all segments run with those there.
     """
     segments, k = s.group.shape[0], 0
     while k < segments and waiting(s, k) >= s.knobs[k]:
@@ -74,10 +74,10 @@ def _segments(scenario: Scenario, settings: Settings) -> tuple[tuple[int, ...], 
         assert thresholds is not None
         return boundaries, thresholds
     plan = scenario.plan
-    found = nested_wait(scenario.model, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments)
-    if not found.feasible:
+    nested = nested_wait(scenario.model, delta=plan.delta, horizon_s=plan.horizon_s, segments=plan.segments)
+    if not nested.feasible:
         raise UsageError("nested-wait: no thresholds keep up with this load; set boundaries and thresholds")
-    return tuple(s.upto_decode for s in found.segments), tuple(s.threshold for s in found.segments)
+    return tuple(s.upto_decode for s in nested.segments), tuple(s.threshold for s in nested.segments)
 
 
 POLICY = Policy(

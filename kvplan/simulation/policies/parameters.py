@@ -1,6 +1,6 @@
-"""Parameters that policies share: what bounds the requests of an engine, and longest outputs as clients declare them.
+"""Parameters that policies share: bounds on the requests of an engine, and longest outputs as clients declare them.
 
-How many run at once and how many tokens an iteration computes are limits of `[gpu]` too.
+The most running requests and the token budget of an iteration are limits of `[gpu]`, too.
 """
 
 import math
@@ -62,7 +62,7 @@ def token_budget(scenario: Scenario, settings: Settings) -> int | None:
 
 
 def patience(scenario: Scenario, settings: Settings) -> float:
-    """Return how long a request waits that has never run, seconds; infinite: to the end."""
+    """Return the longest wait of a request that has never run, seconds; infinite: to the end."""
     seconds = settings.number(SHED_AFTER, math.inf)
     if seconds < 0:
         raise UsageError(f"{settings.policy}.{SHED_AFTER} = {seconds:g}: seconds, 0 or more")

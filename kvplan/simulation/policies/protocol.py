@@ -1,4 +1,4 @@
-"""What a policy is: what it needs of the engine, and how it forms the batch of an iteration.
+"""Contract of a policy: its setup of the engine, and its batch of an iteration.
 
 A further policy is a module of this package with a function marked `kernel` that forms batches from the actions of
 `kvplan.simulation.actions`, a function that prepares a run, and its record, `POLICY`.
@@ -26,7 +26,7 @@ _NEVER = 1 << 40  # stages; a group with this end keeps its members until they a
 
 
 class Scenario(NamedTuple):
-    """What is to be run, before a policy is chosen."""
+    """Model and requests to run, before a policy is chosen."""
 
     model: ServingModel
     plan: Plan
@@ -36,12 +36,12 @@ class Scenario(NamedTuple):
 
     @property
     def looks_up(self) -> bool:
-        """Whether what requests hold is looked up: layers of several kinds, or drafts."""
+        """True if blocks of requests are looked up: layers of several kinds, or drafts."""
         return self.model.replica.layout is not None or self.requests.drafted is not None
 
 
 class Settings(NamedTuple):
-    """Parameters as they were set for one policy; those it has not asked for are mistakes."""
+    """Parameters set for one policy; those it has not asked for are mistakes."""
 
     policy: str
     given: Mapping[str, tuple[float, ...]]
@@ -83,7 +83,7 @@ def _written(values: tuple[float, ...]) -> str:
 
 
 class Policy(NamedTuple):
-    """A way to serve, and what others ask about it."""
+    """A way to serve, and its properties."""
 
     name: str
     summary: str  # what it does, in a line
@@ -116,7 +116,7 @@ class Policy(NamedTuple):
         return frozenset(LIMITS_OF[name] for name in self.parameters if name in LIMITS_OF)
 
     def lacks(self, model: ServingModel) -> str | None:
-        """Say what a model has that is not modelled; None: nothing."""
+        """Name a part of a model that it cannot serve; None: none."""
         if model.replica.layout is not None and not self.layers:
             return "layers of several kinds"
         if model.fleet is not None and model.fleet.is_split and not self.fetches:
@@ -128,7 +128,7 @@ class Policy(NamedTuple):
         return "drafts" if model.drafts is not None and not self.drafts else None
 
     def set_up(self, scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
-        """Prepare a run at one replica: where ranks share it, what each of them needs, and its parameters."""
+        """Prepare a run at one replica, or at each of its ranks; return setup and parameters."""
         model, replica = scenario.model, scenario.model.replica
         if replica.ranks > 1:
             if replica.offload is not None:

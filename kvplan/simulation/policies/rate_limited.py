@@ -53,7 +53,7 @@ def pass_idle(s: State, at: int) -> None:
 
 
 def cap_knobs(cap: float) -> list[float]:
-    """Return what `allowance` reads; a cap that binds nobody is smaller, so that its multiples stay whole numbers."""
+    """Return the knobs of `allowance`; a cap that never binds is lowered, so that its multiples stay whole."""
     return [min(cap, _ALL), 0.0]
 
 

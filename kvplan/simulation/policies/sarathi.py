@@ -4,7 +4,7 @@ It mirrors `SarathiScheduler._schedule` of `sarathi/core/scheduler/sarathi_sched
 
 It is `vllm` without its reserved block and its watermark: all blocks are usable, memory is counted as tokens computed
 so far, in whole blocks, and the whole next sequence must fit for admission. Evicted requests head the queue, and
-nobody is admitted in an iteration that evicts: whoever was evicted last does not fit, or he would have stayed.
+nobody is admitted in an iteration that evicts: the last one evicted does not fit, or it would have stayed.
 The cap counts all admissions, those of evicted requests too. Sarathi has no prefix cache.
 """
 

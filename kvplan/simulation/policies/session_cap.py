@@ -1,8 +1,8 @@
 """vLLM behind a gateway that caps the conversations in flight: turns of those that have begun never wait for others.
 
-A conversation is in flight from its first admission to the end of its last turn, while it thinks too, so that what it
-has computed stays in the prefix cache until it asks again (CONCUR, arXiv 2601.22705: admission by agent, with a cap on
-those that are active). Those that would begin wait, first come first served, behind every turn of those that have.
+A conversation is in flight from its first admission to the end of its last turn, while it thinks too, so that its
+tokens stay in the prefix cache until it asks again (CONCUR, arXiv 2601.22705: admission by agent, with a cap on those
+that are active). New ones wait, first come first served, behind every turn of those in flight.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, ob
 
 
 def begins(turns: Turns) -> IntArray:
-    """Tell of each request whether it begins a session; what follows a turn, and would come in its stead, does too."""
+    """Tell which requests begin a session; so does what follows a turn, and would come in its stead."""
     first = np.ones(turns.following.size, dtype=np.int64)
     goes_on = turns.following[(turns.following >= 0) & (turns.following != turns.instead)]
     first[goes_on] = 0

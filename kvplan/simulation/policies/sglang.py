@@ -1,31 +1,31 @@
-"""SGLang's scheduler: room is kept for a share of the output still to come, and the share follows what happens.
+"""SGLang's scheduler: room is kept for a share of the output still to come, which adapts to retractions.
 
-Memory is counted as in `vllm`, but all blocks are usable: tokens computed so far, in whole blocks. Where several ways
-were open it does what SGLang 0.5 does by default (`Scheduler.get_next_batch_to_run`, `PrefillAdder` and
+Memory is counted as in `vllm`, but all blocks are usable: tokens computed so far, in whole blocks. Where the engine
+has several modes, SGLang 0.5's default is modelled (`Scheduler.get_next_batch_to_run`, `PrefillAdder` and
 `ScheduleBatch.retract_decode` in `scheduler.py`, `schedule_policy.py` and `schedule_batch.py` of
 `python/sglang/srt/managers`):
 
 - Prompts first, in iterations without decodes (`enable_mixed_chunk` is off); all running requests get a token in
   every other one. The budget limits prompts alone, and a prompt cut by it goes on in the next iteration.
-- Whoever was admitted in this same iteration counts with his whole longest output, not with a share of it.
+- A request admitted in this same iteration counts with its whole longest output, not with a share of it.
 - A longest output beyond the memory is cut to what is left beside the prompt.
 - The share decays in iterations that decode without retracting; it is the first one again where nothing runs.
 - Requests are retracted until the others can decode; of equals the one that came last into the batch. They go to the
   end of the queue, and compute prompt and generated tokens again. One that cannot go on alone can never end.
 
 With `prefix_caching` (`kvplan.simulation.radix_cache`) the next in line is looked up whenever it
-is asked for, and needs room for what is not found alone. Full pages of prompts are in the tree once they are computed,
-those of answers when the request is done; a retracted one leaves there what had come into it. Leaves go when room
-lacks, and when somebody is retracted, so that 20 tokens for each of those left are free.
+is asked for, and needs room only for misses. Full pages of prompts are in the tree once they are computed, those of
+answers when the request is done; a retracted one leaves pages put there before. Leaves go when room lacks, and when a
+request is retracted, so that 20 tokens for each of those left are free.
 
 Windows beside full attention have a pool of their own (its `SWATokenToKVPoolAllocator`), of `swa_full_tokens_ratio`
 times as many tokens:
 
-- A request frees the pages of a window that it has passed before it takes others, as in `vllm`; those who decode, all
-  of them first.
-- Whoever is admitted needs room in the pool of windows for what is computed now, and for a window at least.
-- A prompt that goes on is cut to what both pools have room for. Where that is nothing, the others decode; where none
-  of them is left then, it goes on.
+- A request frees the pages of a window that it has passed before it takes others, as in `vllm`; all who decode do so
+  first.
+- Admission needs room in the pool of windows for the tokens computed now, and for a window at least.
+- A prompt that goes on is cut to the room in both pools. Without any, the others decode; where none of them is left
+  then, it goes on.
 
 It looks for new requests after so many steps of decodes (`--scheduler-recv-interval`, `scheduler_recv_skipper.py`);
 after prompts, and where nothing runs, at once. Until then they stand in a queue of their own.
@@ -173,13 +173,13 @@ def window_room(s: State) -> int:
 
 @kernel
 def window_need(s: State, tokens: int) -> int:
-    """Count what is set aside where so many are computed of a prompt: whole pages, and a window at least."""
+    """Count the tokens set aside to compute so many of a prompt: whole pages, and a window at least."""
     return int(max(-(-tokens // s.fixed[Fixed.BLOCK]) * s.fixed[Fixed.BLOCK], s.fixed[Fixed.WINDOW]))
 
 
 @kernel
 def window_fits(s: State, room: int, budget: int) -> bool:
-    """Tell whether the next in line fits into so much of it, with what the budget allows to compute."""
+    """Tell whether the next in line fits into `room`, computing as much as the budget allows."""
     if not pooled(s):
         return True
     request = s.list[0, List.HEAD]
@@ -189,7 +189,7 @@ def window_fits(s: State, room: int, budget: int) -> bool:
 
 @kernel
 def room_for_more(s: State, request: int) -> int:
-    """Count the tokens that both pools have room for of a prompt, once it has freed what its window has passed."""
+    """Count the tokens of a prompt that fit into both pools, once it has freed pages that its window has passed."""
     done = s.request[request, Request.PARKED]
     held = s.blocks[done, Blocks.FILLED]
     of_windows = (
@@ -202,7 +202,7 @@ def room_for_more(s: State, request: int) -> int:
 
 @kernel
 def remember_prompts(s: State) -> None:
-    """Put what the last iteration has computed of prompts into the tree."""
+    """Put prompt tokens of the last iteration into the tree."""
     request, first = s.list[group_list(s, 0), List.TAIL], NOBODY
     while request != NOBODY and not s.request[request, Request.ENTERED]:
         first, request = request, s.request[request, Request.BEFORE]
@@ -231,7 +231,7 @@ def longest_left(s: State, request: int) -> int:
 
 @kernel
 def outlook(s: State, request: int) -> int:
-    """Count as many of these as count."""
+    """Count these, up to `FORESIGHT`."""
     return min(longest_left(s, request), FORESIGHT)
 
 
@@ -251,7 +251,7 @@ def next_fits(s: State, reserved: float) -> bool:
 
 @kernel
 def reserve(s: State) -> float:
-    """Return the tokens kept for running requests; less, where the excess is too high since some have left.
+    """Return the tokens kept for running requests; too few where the excess still counts some that have left.
 
     A request promised its input and longest output, t tokens of it computed, may generate all but t + 1 of them.
     """
@@ -300,16 +300,16 @@ def make_room_ahead(s: State) -> None:
 
 @kernel
 def least_far(s: State) -> int:
-    """Find who has the fewest outputs; of equals the one with the longest input, then the last one."""
-    found = request = s.list[group_list(s, 0), List.HEAD]
+    """Find the request with the fewest outputs; of equals the longest input, then the last one."""
+    least = request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
-        later = s.request[request, Request.START] - s.request[found, Request.START]
+        later = s.request[request, Request.START] - s.request[least, Request.START]
         if later > 0 or (
-            later == 0 and s.request[request, Request.FIRST_WEIGHT] >= s.request[found, Request.FIRST_WEIGHT]
+            later == 0 and s.request[request, Request.FIRST_WEIGHT] >= s.request[least, Request.FIRST_WEIGHT]
         ):
-            found = request
+            least = request
         request = s.request[request, Request.AFTER]
-    return int(found)
+    return int(least)
 
 
 @kernel
@@ -322,7 +322,7 @@ def retract(s: State, request: int) -> None:
 
 @kernel
 def ratio_after_retraction(s: State) -> float:
-    """Return what those left have generated, and 20 tokens each, as a share of their longest outputs."""
+    """Return the tokens generated by those left, and 20 each, as a share of their longest outputs."""
     generated, longest, left = 0, 0, s.list[group_list(s, 0), List.LENGTH]
     request = s.list[group_list(s, 0), List.HEAD]
     while request != NOBODY:
@@ -390,20 +390,20 @@ def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
     """Divide the profile's pool into pages of two: the second of windows, with `ratio` times as many tokens."""
     if not 0 < ratio <= 1:
         raise UsageError(f"sglang.{_RATIO} = {ratio:g}: a share of the tokens, above 0 and up to 1")
-    sizes = {one.window for one in layout.held}
-    if {one.kind for one in layout.held} != {Attention.FULL, Attention.WINDOW} or len(sizes) != 2:
+    sizes = {layer.window for layer in layout.held}
+    if {layer.kind for layer in layout.held} != {Attention.FULL, Attention.WINDOW} or len(sizes) != 2:
         raise UsageError(
             "policy sglang: of layers of several kinds, only full attention beside windows of one size is modelled; "
             "there is vllm"
         )
     block = layout.block_tokens
     full, windows = (
-        sum(one.count * one.bytes for one in layout.layers if one.kind is kind)
+        sum(layer.count * layer.bytes for layer in layout.layers if layer.kind is kind)
         for kind in (Attention.FULL, Attention.WINDOW)
     )
     memory = memory_tokens // block * layout.block_bytes
     tokens = int(memory / (full + ratio * windows))
-    window = max(one.window or 0 for one in layout.layers)
+    window = max(layer.window or 0 for layer in layout.layers)
     per_token = layout.block_bytes // layout.block_tokens
     return Pools(
         window, tokens // block, int(tokens * ratio) // block, full * block, windows * block, per_token
@@ -411,7 +411,7 @@ def two_pools(layout: KvLayout, memory_tokens: int, ratio: float) -> Pools:
 
 
 def ratios(conservativeness: float) -> tuple[float, float, float]:
-    """Return the share of output to come that counts: at first, at least, and what it loses in an iteration."""
+    """Return the share of output to come that counts: at first, at least, and its loss in an iteration."""
     first = min(_INITIAL * conservativeness, 1.0)
     least = first * _LEAST
     return first, least, (first - least) / _DECAY_ITERATIONS

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's MAX_UTILIZATION: whoever's next part fits is admitted; the last started is paused and recomputed.
+"""TensorRT-LLM's MAX_UTILIZATION: requests whose next part fits run; the last started is paused and recomputed.
 
 Requests are walked in order of arrival, and each needs the blocks of its next step: `MaxUtilizationScheduler` in
 `cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp`, 2025. Where blocks lack, the last started of the list is paused,

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's GUARANTEED_NO_EVICT: whoever is admitted has room reserved to the end, and nobody is evicted.
+"""TensorRT-LLM's GUARANTEED_NO_EVICT: admitted requests have room reserved to the end, and none is evicted.
 
 It mirrors `GuaranteedNoEvictScheduler` of `cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp`, 2025.
 
@@ -6,7 +6,7 @@ Memory is counted as the engine does: tokens computed so far, in whole blocks. P
 the token budget, as in `vllm`. With a batch wait (`_waiting_requests` of `tensorrt_llm/_torch/pyexecutor/
 py_executor.py`) prompts wait, while anything decodes, until they and the decodes are tokens enough, one begun before
 like others; of a prompt that the budget cuts, what it lets them compute counts. Left out is TensorRT-LLM's reuse of
-blocks: it is not known well enough which of them it counts on at admission.
+blocks, since it is unclear which of them it counts on at admission.
 """
 
 import numpy as np

@@ -23,7 +23,7 @@ _SURE = 2.0  # standard deviations of a count of arrivals that thresholds keep u
 def form_batch(s: State) -> None:
     """Run classes with their threshold in the queue, which take as many; others pause, KV kept.
 
-    When nothing runs and nothing else is to come, all classes run with what there is.
+    When nothing runs and nothing else is to come, all classes run with those there.
     """
     follow_rates(s)
     for kind in range(s.group.shape[0]):
@@ -50,7 +50,7 @@ def follow_rates(s: State) -> None:
 
 @kernel
 def make_room_and_admit(s: State) -> None:
-    """Evict what does not fit; if nothing had to go, take each running class's share, until one does not fit."""
+    """Evict until all fit; if nobody had to go, admit each running class's share, until one does not fit."""
     if evict_until_it_fits(s):
         return
     for kind in range(s.group.shape[0]):
@@ -60,21 +60,21 @@ def make_room_and_admit(s: State) -> None:
 
 def prepare(scenario: Scenario, settings: Settings) -> tuple[Setup, dict[str, object]]:
     """Take the smallest whole thresholds of the plan, unless they are set or follow from a batch limit (WAIT §6)."""
-    found = _thresholds(scenario, settings)
+    whole = _thresholds(scenario, settings)
     setup, queue_of = one_queue(scenario.requests), predicted(scenario).class_index
-    knobs, window_s = np.array(found, dtype=np.float64), settings.numbers(RESOLVE)
+    knobs, window_s = np.array(whole, dtype=np.float64), settings.numbers(RESOLVE)
     if window_s is not None:
         knobs = np.append(knobs, _resolved(scenario, queue_of, knobs, settings.number(RESOLVE, 0)))
     return setup._replace(
         queue_of=queue_of,
-        queues=len(found),
-        until=np.repeat(setup.until, len(found)),
+        queues=len(whole),
+        until=np.repeat(setup.until, len(whole)),
         knobs=knobs,
-    ), {"thresholds": list(found), **({} if window_s is None else {RESOLVE: window_s[0]})}
+    ), {"thresholds": list(whole), **({} if window_s is None else {RESOLVE: window_s[0]})}
 
 
 def _resolved(scenario: Scenario, queue_of: IntArray, first: FloatArray, window_s: float) -> FloatArray:
-    """Return the length of a window and thresholds for each, solved for what has come in the one before (WAIT 8.1).
+    """Return a window's length and thresholds for each, solved for the arrivals in the one before (WAIT 8.1).
 
     They keep up with as many as may come by chance, and with a rise as large as the last one. Where none do that fit,
     they are the largest that memory holds.
@@ -98,9 +98,9 @@ def _resolved(scenario: Scenario, queue_of: IntArray, first: FloatArray, window_
 
 def _keeping_up(model: ServingModel) -> FloatArray:
     means, memory_tokens = thresholds.class_means(model), model.replica.capacity_tokens
-    found = thresholds.smallest_thresholds(means)
-    if found is not None and found[0] @ means.held <= memory_tokens:
-        return found[0]
+    smallest = thresholds.smallest_thresholds(means)
+    if smallest is not None and smallest[0] @ means.held <= memory_tokens:
+        return smallest[0]
     return np.array(thresholds.largest_held(means, memory_tokens).whole, dtype=np.float64)
 
 
@@ -127,10 +127,10 @@ def _thresholds(scenario: Scenario, settings: Settings) -> tuple[int, ...]:
         rates = np.array([c.rate_rps for c in model.classes])
         share = settings.number("batch_limit", 0) * rates / by_class.sum()
         return tuple(max(1, int(n)) for n in share)
-    found = thresholds.wait(model).thresholds
-    if found is None:
+    planned = thresholds.wait(model).thresholds
+    if planned is None:
         raise UsageError("wait: no thresholds keep up with this load; --set wait.thresholds=... gives some")
-    return found
+    return planned
 
 
 POLICY = Policy(
