@@ -47,7 +47,7 @@ from kvplan.study.operating_point import Status as Growth
 from kvplan.study.predicted import beats_nested
 from kvplan.study.recovery import Recovery, flooded, recovery
 from kvplan.study.trial import Judged, Recovers, recover_within_s
-from kvplan.study.warm_cache import warm_cache
+from kvplan.study.warm_cache import Capped, session_cap, warm_cache
 
 
 class Figures:
@@ -312,6 +312,11 @@ class Figures:
         return fleet_block(
             timed(ways, self.whole, self.plan, self.latency, good), proved=self.model.timing.is_linear
         )
+
+    @cached_property
+    def session_cap(self) -> Capped | None:
+        """The cap on conversations in flight that ends a collapse, found by runs."""
+        return session_cap(self.model, self.plan)
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
