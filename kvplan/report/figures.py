@@ -104,8 +104,11 @@ class Figures:
             return Status.OVERLOADED
         if (recovers := self.recovers) is not None and recovers.state is not State.OPEN:
             return Status.STABLE if recovers.state is State.HOLDS else Status.NEEDS_CAP
-        rate = self.recovery.rate_rps
-        return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP
+        rate, users = self.recovery.rate_rps, self.prefix_cache and self.prefix_cache.users
+        drains = rate is not None and self.load.offered_rps <= rate
+        if users:  # more than are guaranteed may ask for less than fewer do
+            drains = users <= population_of(cached_replica(self.model), self._recovered_part).guaranteed
+        return Status.STABLE if drains else Status.NEEDS_CAP
 
     @cached_property
     def recovers(self) -> Recovers | None:

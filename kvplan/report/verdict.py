@@ -91,7 +91,8 @@ def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]
     """Yield what actions say beside figures."""
     yield "headroom_ends", headroom_ends(figures.headroom)
     status, offered, varying = figures.status, figures.load, figures.peak
-    yield "replicas", math.ceil(1 / (offered.load_factor_max or 1.0))
+    replicas = math.ceil(1 / (offered.load_factor_max or 1.0))
+    yield "replicas", replicas
     if varying is not None:
         yield "replicas_at_peak", math.ceil(varying.offered_rps / varying.sustainable_rps)
         rate = figures.recovery.rate_rps or 0.0
@@ -101,7 +102,6 @@ def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]
                 varying.course.time_above(rate / varying.most_rps * varying.course.peak),
             )
     if may_collapse:
-        replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
         yield "replicas_whose_caches_last", replicas if replicas > 1 else None
         yield "has_sessions", any(c.sessions is not None for c in figures.model.classes)
         yield "enough_memory", enough_memory(figures.model)
@@ -133,7 +133,8 @@ def capping(figures: Figures) -> Iterator[str]:
         without, within = format_seconds(found.ttft_s_without), format_seconds(found.ttft_s_with)
         yield (
             f"Cap conversations in flight at {found.cap:,} (policy session-cap): tried from the collapsed state, "
-            f"{format_percent(found.gain, signed=True)} with a warm cache; in the end TTFT mean {without} without, {within} with."
+            f"{format_percent(found.gain, signed=True)} with a warm cache; in the end TTFT mean {without} without, "
+            f"{within} with."
         )
 
 
