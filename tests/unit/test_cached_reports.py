@@ -228,6 +228,9 @@ def test_users_ask_for_whole_prompts_where_nothing_is_found(memory: str, compute
     assert profile(ASKING + memory).model.total_rate_rps == pytest.approx(rate, rel=1e-6)
 
 
+SMALL = (("4_000_000", "400_000"), ("0.005 us", "0.05 us"), ('"4 us"', '"40 us"'), ("1 us", "10 us"))
+
+
 def test_the_guaranteed_rate_is_that_of_the_users_who_ask_most() -> None:
     """More ask less: some 440 fill memory with requests, and find nothing any more."""
     population = population_of(cached_replica(users(240)))
@@ -245,8 +248,7 @@ def test_the_guaranteed_rate_is_that_of_the_users_who_ask_most() -> None:
 
 def test_of_too_many_users_it_says_what_they_are_served_and_which_cap_serves_more() -> None:
     """CONCUR's setting. Runs of 4 h serve 1.21 requests/s, and 1.53 with a cap of 30; a replica of 34 users is warm."""
-    small = ("4_000_000", "400_000"), ("0.005 us", "0.05 us"), ('"4 us"', '"40 us"'), ("1 us", "10 us")
-    found = profile(AGENTS, ("rate = 0.834", "users = 100"), *small).model
+    found = profile(AGENTS, ("rate = 0.834", "users = 100"), *SMALL).model
     report = report_of(brief(found), trial=True)
     assert report.prefix_cache is not None
     assert report.prefix_cache.collapsed.throughput_rps == pytest.approx(1.21, rel=0.01)
@@ -262,6 +264,12 @@ def test_of_too_many_users_it_says_what_they_are_served_and_which_cap_serves_mor
     assert len(re.findall(r"1\.667 requests/s with 36\.18 users", text)) == 2
     assert "requests/s if none waited" in text
     assert not any("Cap" in action for action in report_of(brief(found)).actions)
+
+
+def test_memory_holds_the_conversations_of_many_users_whatever_they_would_ask_for() -> None:
+    """Of 300 who begin at once, runs find a third or more again after 4 h with so much, nothing with 4.3 million."""
+    memory = enough_memory(profile(AGENTS, ("rate = 0.834", "users = 300"), *SMALL).model)
+    assert memory == pytest.approx(4.61e6, rel=0.02)
 
 
 @pytest.mark.parametrize("count", [500, 1000])
