@@ -63,7 +63,9 @@ class Conversations:
         self.inputs, self.decodes = requests.input_tokens.tolist(), requests.decode_tokens.tolist()
         self.conversation = requests.prefixes.stream.tolist()
         self.then, self.think_s = requests.turns.following.tolist(), requests.turns.think_s.tolist()
-        self.turns = {after for after in self.then if after >= 0}
+        # a user begins another conversation after the last turn of one
+        of = self.conversation
+        self.turns = {after for i, after in enumerate(self.then) if after >= 0 and of[after] == of[i]}
         self.to_come = [(s, i) for i, s in enumerate(requests.arrival_s.tolist()) if not math.isnan(s)]
         heapq.heapify(self.to_come)
         size = len(self.inputs)
@@ -206,5 +208,5 @@ class Conversations:
                 self.give_back(request)
                 if (after := self.then[request]) >= 0:
                     heapq.heappush(self.to_come, (self.now + self.think_s[request], after))
-                else:
+                if after not in self.turns:
                     self.in_flight -= 1

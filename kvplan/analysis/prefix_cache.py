@@ -182,6 +182,7 @@ class Population(NamedTuple):
     good: float
     guaranteed_rps: float
     good_rps: float
+    busiest: float  # users who ask at the guaranteed rate, more or fewer ask less
 
 
 @lru_cache(maxsize=128)  # the verdict, headroom and goodput ask of the same replicas
@@ -198,15 +199,17 @@ def _population(cached: CachedReplica, curve: States, part: float = 1.0) -> Popu
     rates = _served(cached, curve)
     exists = rates > 0  # beyond the token budget there are no states, but a queue
     if not exists.any():
-        return Population(0.0, 0.0, 0.0, 0.0)
+        return Population(0.0, 0.0, 0.0, 0.0, 0.0)
     users, rates = _users(cached, curve)[exists], rates[exists]
     falls = np.flatnonzero(np.diff(users) < 0)
     peak = int(falls[0]) if falls.size else users.size - 1
     least = min(float(users[peak:].min()), _least_waiting_users(cached), _least_users_of_budget(cached))
     good, guaranteed = float(users[peak]), part * least
     upto = rates[: peak + 1]
-    safe = upto[users[: peak + 1] <= guaranteed]
-    return Population(guaranteed, good, float(safe.max(initial=0.0)), float(upto.max()))
+    safe = np.where(users[: peak + 1] <= guaranteed, upto, 0.0)
+    return Population(
+        guaranteed, good, float(safe.max()), float(upto.max()), busiest=float(users[np.argmax(safe)])
+    )
 
 
 def _least_waiting_users(cached: CachedReplica) -> float:

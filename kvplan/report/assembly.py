@@ -175,7 +175,7 @@ def report_of(analyses: Analyses, *, trial: bool = False) -> Report:
     own: dict[str, Any] = {"sources": dict(analyses.sources)}
     if trial:
         own |= {"prefix_cache": analyses.tried_prefix_cache, "room": (said := room(analyses, tried=True))}
-        own["notes"] = notes(analyses, said, tried=True)
+        own |= {"notes": notes(analyses, said, tried=True), "actions": actions(analyses, trial=True)}
     return Report(**{name: own[name] if name in own else getattr(analyses, name) for name in Report._fields})
 
 

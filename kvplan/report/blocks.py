@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kvplan.analysis.cache_states import cached_replica
+from kvplan.analysis.cached_equilibrium import users_of
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, Winner
 from kvplan.analysis.prefix_cache import (
@@ -253,7 +254,8 @@ class CacheBlock(NamedTuple):
     """The report's `prefix_cache`: all None but the recovered share where requests have nothing in common.
 
     `branches` are all states at the offered rate without fluctuations, `capacity_tokens` what they share; `users` are
-    those of a closed population, `good_users` how many have a warm state.
+    those of a closed population, `good_users` how many have a warm state, `busiest_users` with how many the guaranteed
+    rate is asked for.
     """
 
     hit_ratio: float | None = None
@@ -276,6 +278,7 @@ class CacheBlock(NamedTuple):
     capacity_tokens: int = 0
     users: int | None = None
     good_users: float | None = None
+    busiest_users: float | None = None
 
 
 def good_rps(model: ServingModel) -> float:
@@ -326,6 +329,7 @@ def cache_block(model: ServingModel) -> CacheBlock | None:
         capacity_tokens=model.replica.capacity_tokens,
         users=cached.users,
         good_users=None if cached.users is None else population_of(cached).good,
+        busiest_users=None if cached.users is None else population_of(cached).busiest,
     )
 
 
@@ -360,7 +364,7 @@ def enough_memory(model: ServingModel) -> int | None:
     def is_safe(factor: float) -> bool:
         memory = round(model.replica.memory_tokens * factor)
         larger = replace(model, replica=replace(model.replica, memory_tokens=memory))
-        if sustainable_rate(larger)[1] < model.total_rate_rps:
+        if not users_of(model) and sustainable_rate(larger)[1] < model.total_rate_rps:
             return False
         return not prefix_cache(cached_replica(larger)).collapse_possible
 

@@ -47,7 +47,7 @@ from kvplan.study.operating_point import Status as Growth
 from kvplan.study.predicted import beats_nested
 from kvplan.study.recovery import Recovery, flooded, recovery
 from kvplan.study.trial import Judged, Recovers, recover_within_s
-from kvplan.study.warm_cache import warm_cache
+from kvplan.study.warm_cache import Capped, session_cap, warm_cache
 
 
 class Figures:
@@ -104,8 +104,11 @@ class Figures:
             return Status.OVERLOADED
         if (recovers := self.recovers) is not None and recovers.state is not State.OPEN:
             return Status.STABLE if recovers.state is State.HOLDS else Status.NEEDS_CAP
-        rate = self.recovery.rate_rps
-        return Status.STABLE if rate is not None and self.load.offered_rps <= rate else Status.NEEDS_CAP
+        rate, users = self.recovery.rate_rps, self.prefix_cache and self.prefix_cache.users
+        drains = rate is not None and self.load.offered_rps <= rate
+        if users:  # more than are guaranteed may ask for less than fewer do
+            drains = users <= population_of(cached_replica(self.model), self._recovered_part).guaranteed
+        return Status.STABLE if drains else Status.NEEDS_CAP
 
     @cached_property
     def recovers(self) -> Recovers | None:
@@ -312,6 +315,11 @@ class Figures:
         return fleet_block(
             timed(ways, self.whole, self.plan, self.latency, good), proved=self.model.timing.is_linear
         )
+
+    @cached_property
+    def session_cap(self) -> Capped | None:
+        """The cap on conversations in flight that ends a collapse, found by runs."""
+        return session_cap(self.model, self.plan)
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:

@@ -15,12 +15,11 @@ from kvplan.report.figures import Figures
 from kvplan.report.inputs import band_notes, extrapolations, origins_note, states
 from kvplan.report.keys import BLOCKS
 from kvplan.report.ledger import Ledger
-from kvplan.report.verdict import requests_in_memory
+from kvplan.report.verdict import capping, requests_in_memory
 from kvplan.report.wording import interval, sentence, sentences
 from kvplan.report.words import Basis
 from kvplan.study.batch import behind
-from kvplan.study.warm_cache import session_cap
-from kvplan.units import format_number, format_percent, format_seconds
+from kvplan.units import format_number, format_seconds
 
 _LITTLE = 0.02  # by which a formula may be off runs
 _FEW_CLUSTERS = 2  # in memory at a time; below, the law of their usage was never near that simulated
@@ -97,11 +96,7 @@ def _of_inputs(figures: Figures, room: str, tried: bool) -> Iterator[str]:
     yield from band_notes(model, figures.load, figures.drains_up_to_rps)
     if room:
         yield room
-    if tried and (capped := session_cap(model, figures.plan)) is not None:
-        yield (
-            f"From the collapsed state a cap of {capped.settings[0].value:g} conversations in flight (policy "
-            f"session-cap) serves {format_percent(capped.gain)} more, with a warm cache."
-        )
+    yield from capping(figures) if tried else ()
     yield from (f"{name} has a rate of 0 and is left out." for name in model.left_out[:3])
 
 

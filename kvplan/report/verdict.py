@@ -66,8 +66,8 @@ def requests_in_memory(model: ServingModel) -> float:
     return saturation(model).admissions_per_iteration * per_request(model).iterations
 
 
-def actions(figures: Figures) -> tuple[str, ...]:
-    """Say what to do, most important first; each fits a line or two of the first screen."""
+def actions(figures: Figures, *, trial: bool = False) -> tuple[str, ...]:
+    """Say what to do, most important first, each in a few lines of the first screen; `trial`: with what runs showed."""
     status, cache = figures.status, figures.prefix_cache
     may_collapse = cache is not None and cache.collapse_possible and status is Status.NEEDS_CAP
     ledger = _ledger(figures, _about(figures, may_collapse=bool(may_collapse)))
@@ -75,6 +75,7 @@ def actions(figures: Figures) -> tuple[str, ...]:
     recovers = status is Status.STABLE
     worth = tuple(each for each in figures.advice if not recovers or _shortens_waits(each))
     tried = [*advice_actions(worth, recovers=recovers)]
+    tried += capping(figures) if trial and not recovers else []
     tried += sentences("against_collapse", ledger) if may_collapse else []
     urgent = sentences("urgent", ledger)
     usual = sentences(
@@ -90,7 +91,8 @@ def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]
     """Yield what actions say beside figures."""
     yield "headroom_ends", headroom_ends(figures.headroom)
     status, offered, varying = figures.status, figures.load, figures.peak
-    yield "replicas", math.ceil(1 / (offered.load_factor_max or 1.0))
+    replicas = math.ceil(1 / (offered.load_factor_max or 1.0))
+    yield "replicas", replicas
     if varying is not None:
         yield "replicas_at_peak", math.ceil(varying.offered_rps / varying.sustainable_rps)
         rate = figures.recovery.rate_rps or 0.0
@@ -100,7 +102,6 @@ def _about(figures: Figures, *, may_collapse: bool) -> Iterator[tuple[str, Any]]
                 varying.course.time_above(rate / varying.most_rps * varying.course.peak),
             )
     if may_collapse:
-        replicas = math.ceil(offered.offered_rps / offered.sustainable_rps)
         yield "replicas_whose_caches_last", replicas if replicas > 1 else None
         yield "has_sessions", any(c.sessions is not None for c in figures.model.classes)
         yield "enough_memory", enough_memory(figures.model)
@@ -124,6 +125,17 @@ def advice_actions(tried: tuple[Advice, ...], *, recovers: bool) -> tuple[str, .
         f"{effect(advice, recovers=recovers)}{f' Needs {advice.needs_version}.' if advice.needs_version else ''}"
         for i, advice in enumerate(tried)
     )
+
+
+def capping(figures: Figures) -> Iterator[str]:
+    """Say which cap on conversations in flight ends a collapse, where one does."""
+    if (found := figures.session_cap) is not None:
+        without, within = format_seconds(found.ttft_s_without), format_seconds(found.ttft_s_with)
+        yield (
+            f"Cap conversations in flight at {found.cap:,} (policy session-cap): tried from the collapsed state, "
+            f"{format_percent(found.gain, signed=True)} with a warm cache; in the end TTFT mean {without} without, "
+            f"{within} with."
+        )
 
 
 def _shortens_waits(advice: Advice) -> bool:

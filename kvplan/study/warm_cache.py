@@ -48,6 +48,7 @@ _PATIENCE = 1 / 8  # of the time after which what nobody asks for is gone
 _LIMITED_LIVES, _END = 8.0, 0.75  # length of a run in lives of sessions; from where its end counts
 _CAPS = (0.25, 0.5, 0.75, 1.0, 1.25)  # of the conversations that fill memory with what they leave
 _GIVEN_UP = 0.01  # share of the arrivals that may still be
+_TIE = 0.02  # caps with which users are served within so much of the most differ by chance
 
 
 class Trial(NamedTuple):
@@ -82,6 +83,23 @@ class Gained(NamedTuple):
     sustains: bool
 
 
+class Capped(NamedTuple):
+    """A cap on conversations in flight, what it gains from the collapsed state, relative, and mean TTFT there."""
+
+    cap: int
+    gain: float
+    ttft_s_without: float
+    ttft_s_with: float
+
+
+class _End(NamedTuple):
+    """The end of a run: whether it is warm for all who come, the requests that it serves, and their mean TTFT."""
+
+    warm: bool
+    served: int
+    ttft_s: float
+
+
 class _Replica(NamedTuple):
     """A replica whose prefix cache a burst can empty."""
 
@@ -91,9 +109,9 @@ class _Replica(NamedTuple):
 
     @property
     def half_hits(self) -> float:
-        """Tokens found of a request half way from a cold cache to a warm one."""
-        assert self.state.warm is not None
-        return (float(full_memory(self.cached).hits[0]) + self.state.warm.hit_tokens) / 2
+        """Tokens found of a request half way from a cold cache to a warm one, or one without end where none is."""
+        warm = self.cached.reusable if self.state.warm is None else self.state.warm.hit_tokens
+        return (float(full_memory(self.cached).hits[0]) + warm) / 2
 
     @property
     def keeps_s(self) -> float | None:
@@ -148,18 +166,20 @@ class _Course(NamedTuple):
     served: float  # in its last parts
 
 
-def _collapsible(model: ServingModel) -> _Replica | None:
+def _collapsible(model: ServingModel, *, cold: bool = False) -> _Replica | None:
     """Return one replica with its share; None if a burst cannot empty its cache, or no rate keeps it warm.
 
-    Rates are those of the classes, whatever a schedule makes of them, and where they are from a trace requests come at
-    random. Measured hit curves do not say what hits.
+    Of users, who ask less often where they wait, it may always be `cold`. Rates are those of the classes, whatever a
+    schedule makes of them, and where they are from a trace requests come at random. Measured hit curves do not say
+    what hits.
     """
     model = steady_replica(model)
     if not model.finds_prefixes or model.drafts is not None or model.hit_curve:
         return None
     cached = cached_replica(model)
     state = prefix_cache(cached)
-    return _Replica(model, cached, state) if state.collapse_possible and state.warm is not None else None
+    lasts = state.warm is not None or (cold and cached.users is not None)
+    return _Replica(model, cached, state) if state.collapse_possible and lasts else None
 
 
 def warm_cache(model: ServingModel, plan: Plan, progress: Progress | None = None) -> Trial | None:
@@ -253,39 +273,55 @@ def protection(model: ServingModel, plan: Plan) -> Gained | None:
     jobs = [(given, seed) for given in (settings, limited) for seed in _LIMITED_SEEDS]
     ends = at_once(lambda job: _end(replica, plan, *job), jobs)
     without, within = ends[: len(_LIMITED_SEEDS)], ends[len(_LIMITED_SEEDS) :]
-    if any(warm for warm, _ in without) or not all(warm for warm, _ in within):
+    if any(end.warm for end in without) or not all(end.warm for end in within):
         return None
-    gain = sum(served for _, served in within) / sum(served for _, served in without) - 1
+    gain = sum(end.served for end in within) / sum(end.served for end in without) - 1
     return Gained(tuple(chosen), gain, sustains=True)
 
 
-def session_cap(model: ServingModel, plan: Plan) -> Gained | None:
-    """Find the cap on conversations in flight that serves most from the collapsed state; None where none ends it.
+def session_cap(model: ServingModel, plan: Plan) -> Capped | None:
+    """Find the cap on conversations in flight with the least mean TTFT from the collapsed state; None: none ends it.
 
     Tried are shares of the conversations that fill memory with what each leaves, by the policy `session-cap`; the gain
-    is on what is served without, from the same state.
+    is on what is served without, from the same state: after a burst, or where all users ask at once. Of users it is one
+    of those that serve most.
     """
-    replica, settings = _collapsible(model), engine_settings(model)
-    if replica is None or not replica.begins_sessions or settings.policy != "vllm" or model.by_priority:
+    replica, settings = _collapsible(model, cold=True), engine_settings(model)
+    if replica is None or settings.policy != "vllm" or model.by_priority:
+        return None
+    users = replica.cached.users is not None
+    if not users and not replica.begins_sessions:
         return None
     caps = sorted({max(1, round(share * replica.burst)) for share in _CAPS})
     tried = [settings, *(Settings("session-cap", {**settings.given, "cap": (float(n),)}) for n in caps)]
-    ends = at_once(lambda given: _end(replica, plan, given, _LIMITED_SEEDS[0]), tried)
-    (_, without), *within = ends
-    served, cap = max(((n, cap) for (warm, n), cap in zip(within, caps, strict=True) if warm), default=(0, 0))
-    if served <= without:
+    without, *within = at_once(
+        lambda given: _end(replica, plan, given, _LIMITED_SEEDS[0], together=users), tried
+    )
+    found = [
+        (end, cap) for end, cap in zip(within, caps, strict=True) if end.warm and end.served > without.served
+    ]
+    if not found:
         return None
-    return Gained((Setting("cap", cap),), served / max(without, 1) - 1, sustains=True)
+    # more than comes at a rate is served while a backlog drains, and counts for nothing; users ask for more
+    least = (1 - _TIE) * max(end.served for end, _ in found) if users else 0.0
+    end, cap = min((each for each in found if each[0].served >= least), key=lambda each: each[0].ttft_s)
+    return Capped(cap, end.served / max(without.served, 1) - 1, without.ttft_s, end.ttft_s)
 
 
-def _end(replica: _Replica, plan: Plan, settings: Settings, seed: int) -> tuple[bool, int]:
-    """Tell whether the end of a run after a burst is warm, for all who come, and how many it serves."""
+def _end(replica: _Replica, plan: Plan, settings: Settings, seed: int, *, together: bool = False) -> _End:
+    """Look at the end of a run after a burst; or of one in which all users begin `together`."""
     end_s = _LIMITED_LIVES * (life_s(replica.model) + replica.gap_s)
-    job = replica.job(plan, settings, end_s, Burst(_LIMITED_BURST * replica.burst, 0.0), seed)
+    burst = Burst(0 if together else _LIMITED_BURST * replica.burst, 0.0)
+    job = replica.job(plan, settings, end_s, burst, seed)
+    if together:
+        requests = job.scenario.requests
+        at_s = np.where(np.isnan(requests.arrival_s), math.nan, 0.0)
+        job = job._replace(scenario=job.scenario._replace(requests=replace(requests, arrival_s=at_s)))
     run, inputs = job.run(), job.scenario.requests.input_tokens
     assert run.found is not None
     late, came = run.first_token_s >= _END * end_s, run.arrival_s >= _END * end_s
     given_up = 0 if run.shed is None else int((run.shed & came).sum())
     hits = run.found.hit_tokens[late].sum() * replica.cached.mean("prompt")
     warm = hits > replica.half_hits * inputs[late].sum() and given_up <= _GIVEN_UP * came.sum()
-    return bool(warm), int((run.finish_s >= _END * end_s).sum())
+    served = int((run.finish_s >= _END * end_s).sum())
+    return _End(bool(warm), served, float(run.ttft_s[late].mean()) if late.any() else math.inf)

