@@ -82,7 +82,8 @@ def room(figures: Figures, *, tried: bool = False) -> str:
     if batch.ttft_filled_s is not None:
         goes = "is" if batch.ttft_now_s is None else f"goes from {was} to"
         felt = f"; with {filled} ttft p95 of {batch.first} {goes} {ttft}"
-    due_s = next(c.deadline_s for c in figures.model.classes if c.name == batch.last)
+    due = {c.name: c.deadline_s for c in figures.model.classes if c.deadline_s}
+    due_s = due.get(batch.last) if len(due) == 1 else None  # several stand in each other's way
     least = due_s and f" The backlog takes {format_seconds(due_s * batch.now_rps / batch.most_rps)} at least."
     return (
         f"{most} requests/s of {batch.last} fill what goes before them leaves, now {now}{felt}.{least or ''}"

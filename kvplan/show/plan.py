@@ -565,14 +565,16 @@ def _first(following: Next) -> str:
 
 def _backlogs(plan: Plan) -> Iterator[str]:
     """Say how fast a client sends work with a deadline: a steady queue is done in time."""
-    for table in () if plan.profile is None else plan.profile.tables.get("classes", ()):
-        if "backlog" in table:
-            (which,) = (c for c in plan.winner.task.model.classes if c.name == table["name"])
-            within, rate = format_seconds(table["backlog"] / which.rate_rps), format_number(which.rate_rps)
-            yield (
-                f"{which.name}: {table['backlog']:,} requests within {within} are {rate} requests/s, as "
-                "their client sends them evenly; sent all at once they are done sooner, and the others wait longer."
-            )
+    tables = () if plan.profile is None else plan.profile.tables.get("classes", ())
+    backlogs = [table for table in tables if "backlog" in table]
+    for table in backlogs:
+        (which,) = (c for c in plan.winner.task.model.classes if c.name == table["name"])
+        within, rate = format_seconds(table["backlog"] / which.rate_rps), format_number(which.rate_rps)
+        alone = "; sent all at once they are done sooner, and the others wait longer" * (len(backlogs) == 1)
+        yield (
+            f"{which.name}: {table['backlog']:,} requests within {within} are {rate} requests/s, as "
+            f"their client sends them evenly{alone}."
+        )
 
 
 def _money(amount: float) -> str:

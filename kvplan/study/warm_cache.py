@@ -298,7 +298,9 @@ def session_cap(model: ServingModel, plan: Plan) -> Capped | None:
         lambda given: _end(replica, plan, given, _LIMITED_SEEDS[0], together=users), tried
     )
     found = [
-        (end, cap) for end, cap in zip(within, caps, strict=True) if end.warm and end.served > without.served
+        (end, cap)
+        for end, cap in zip(within, caps, strict=True)
+        if end.warm and end.served > without.served and end.ttft_s < without.ttft_s
     ]
     if not found:
         return None

@@ -118,9 +118,12 @@ def test_sessions_stay_on_a_replica_where_there_are_any() -> None:
     assert cache is not None
     known = {"status": Status.NEEDS_CAP, "advice": (), "headroom": None, "drain": UNDRAINED, "goodput": None}
     chat = Analyses(shared, Plan(), {**known, "prefix_cache": cache._replace(collapse_possible=True)})
-    assert "Serve it with 2 replicas: then it cannot collapse." in chat.actions
+    assert "Serve it with 2 replicas: by formula it cannot collapse then." in chat.actions
     agents = Analyses(profile(AGENTS).model, Plan(), known)
-    assert "Serve it with 2 replicas, each session on one of them: then it cannot collapse." in agents.actions
+    assert (
+        "Serve it with 2 replicas, each session on one of them: by formula it cannot collapse then."
+        in agents.actions
+    )
 
 
 def test_enough_memory_guarantees_the_rate() -> None:

@@ -106,7 +106,12 @@ def test_windows_hold_every_token_where_the_log_or_its_version_says_so() -> None
         "INFO [kv_cache_utils.py:1734] Maximum concurrency for 128 tokens per request: 59.25x",
     )
     every_token = replace(GEMMA, hybrid=False)
-    for found in (parsed((disabled, *lines), GEMMA), parsed(lines, every_token)):
+    flag = "INFO [utils.py:254] non-default args: {'model': 'm', 'disable_hybrid_kv_cache_manager': True}"
+    for found in (
+        parsed((disabled, *lines), GEMMA),
+        parsed((flag, *lines), GEMMA),
+        parsed(lines, every_token),
+    ):
         assert (found.layout, found.memory_tokens) == (every_token, 7584)
         assert (
             "474 blocks: 7,584 tokens, for every layer holds every token, of windows and chunks too"

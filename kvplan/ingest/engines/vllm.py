@@ -311,7 +311,7 @@ LOG = EngineLog(
     hit_rate=_HIT_RATE,
     concurrency=_CONCURRENCY,
     accepted=DRAFTED,
-    unified=re.compile(r"Hybrid KV cache manager is disabled"),
+    unified=re.compile(r"Hybrid KV cache manager is disabled|disable_hybrid_kv_cache_manager'?[:=] ?True"),
     block_tokens=BLOCK_TOKENS,
     running=("Avg prompt throughput", "Iteration("),
     statistics=_Statistics,
