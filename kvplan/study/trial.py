@@ -211,15 +211,15 @@ class Task:
         key = batched_tokens, slower
         if key not in self.sustained:
             alone = one_replica(self.at(1, batched_tokens, slower=slower))
-            cached = cached_replica(alone) if alone.finds_prefixes else None
-            if cached is None:
-                self.sustained[key] = sustainable_rate(alone)[1]
-            elif cached.users is None:
+            finds, users = alone.finds_prefixes, users_of(self.model)
+            cached = cached_replica(alone) if finds or users else None
+            if cached is not None and cached.users is not None:
+                good = population_of(cached if finds else cached.uncached).good
+                self.sustained[key] = good * self.model.total_rate_rps / users
+            elif cached is not None and finds:
                 self.sustained[key] = sustainable_rates(cached).good
             else:
-                self.sustained[key] = (
-                    population_of(cached).good * self.model.total_rate_rps / users_of(self.model)
-                )
+                self.sustained[key] = sustainable_rate(alone)[1]
         return self.sustained[key]
 
     def bound(self, batched_tokens: int | None) -> int:

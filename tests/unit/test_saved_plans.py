@@ -6,6 +6,7 @@ import pytest
 from every import every
 
 from kvplan.errors import UsageError
+from kvplan.model import Plan
 from kvplan.options import PlanOptions
 from kvplan.planning.kinds import Kind
 from kvplan.planning.options import request
@@ -13,6 +14,7 @@ from kvplan.planning.plan import _in_words
 from kvplan.planning.result import Request
 from kvplan.planning.service import replica_profile
 from kvplan.profile.reading import Profile, parse_profile
+from kvplan.study.trial import Task
 
 SAVED = """\
 schema = 1
@@ -136,6 +138,20 @@ def test_another_engine_has_other_memory_and_is_estimated_anew(engine: str) -> N
     found = asked(engine=engine, gpu="H100").options[0]
     assert isinstance(found, Kind)
     assert "==".join(filter(None, (found.engine, found.version))) == engine
+
+
+@pytest.mark.parametrize("caching", ["true", "false"])
+def test_how_many_users_are_too_many_hangs_on_no_fleet_that_was_saved(caching: str) -> None:
+    """They ask more of two replicas than of one, and 40 of them are as many on each."""
+    text = SAVED.replace("TRAFFIC", TALK).replace(
+        "block_tokens = 16", f"block_tokens = 16, prefix_caching = {caching}"
+    )
+    loads = []
+    for count in (1, 2, 3):
+        model = parse_profile(text.replace("replicas = 2", f"replicas = {count}").encode(), "plan.toml").model
+        task = Task(model, Plan())
+        loads.append(task.rate_rps / task.sustainable_rps(8192))
+    assert loads == pytest.approx([loads[0]] * 3, rel=1e-6)
 
 
 def test_an_objective_takes_the_place_of_the_saved_one() -> None:

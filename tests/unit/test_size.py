@@ -24,7 +24,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/api": 510,
     "kvplan/profile": 3_020,  # to become 2,100
     "kvplan/model": 3_420,  # to become 2,600
-    "tests": 47_010,  # to become 38,000
+    "tests": 47_030,  # to become 38,000
     "tools": 6_170,
     "tests/golden": 3_290,
     "docs": 3_640,
