@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from kvplan.analysis.cached_equilibrium import with_cold_cache
+from kvplan.analysis.cached_equilibrium import users_of, with_cold_cache
 from kvplan.analysis.equilibrium import per_request, sustainable_rate
 from kvplan.analysis.fleet import FleetFigures, JoinedFleet, SplitFleet, one_replica, winner
 from kvplan.analysis.wait import Overload
@@ -35,6 +35,7 @@ from kvplan.study.windows import BATCHES, LATENCIES, Window, life_s, typical_ite
 
 # counted work of all runs; of the other way of a fleet, of which means are told; of a run with WAIT thresholds
 BUDGET_S, _OTHER_S, _WAIT_S = 1.0, 0.5, 0.1
+_MOST_DRAWN = 500_000  # requests of users, who are drawn all that they could send
 RUNS = 2  # of a round
 _REQUESTS, _FEW_REQUESTS = 2_500, 300  # in the first round; few where many would take an eighth of the budget
 _CUT = 0.2  # of the window, before it, at least
@@ -580,7 +581,9 @@ def tried(overload: Overload, model: ServingModel, plan: Plan) -> Overload:
             work = work_factor(model, settings) * (_REQUEST_S * seen.arrived + _ITERATION_S * seen.iterations)
             alike = before > 0 and abs(served.value / before - 1) < _AGREE
             agree = alike and served.relative_width < 2 * _AGREE
-            settled, before = agree or seen.stuck or work > _WAIT_S, served.value
+            drawn = users_of(model) and model.total_rate_rps * length_s  # all that they could send
+            settled = agree or seen.stuck or work > _WAIT_S or drawn > _MOST_DRAWN
+            before = served.value
             length_s *= 2
     except UsageError:  # layers of several kinds, drafts, or a trace of several classes
         return overload

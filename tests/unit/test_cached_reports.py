@@ -13,6 +13,7 @@ from measured import UNDRAINED, brief
 from kvplan.analysis.cache_states import cached_replica
 from kvplan.analysis.equilibrium import sustainable_rate
 from kvplan.analysis.prefix_cache import population_of, prefix_cache
+from kvplan.analysis.wait import Overload
 from kvplan.errors import ProfileError
 from kvplan.model import Plan, ServingModel
 from kvplan.profile.reading import Profile, parse_profile
@@ -22,6 +23,7 @@ from kvplan.report.ledger import plain
 from kvplan.report.words import Status
 from kvplan.show.report import build
 from kvplan.show.terminal import render
+from kvplan.study import operating_point
 from kvplan.study.drain import Drain
 
 AGENTS = """
@@ -344,3 +346,20 @@ def test_with_a_limit_of_its_own_the_wait_is_what_is_missing() -> None:
     assert found.advice[0].sustains_offered
     assert found.actions[0].startswith("Set shed_after = ")
     assert found.actions[1].startswith("Serve it with 2 replicas")
+
+
+def test_what_users_could_send_bounds_a_run_of_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is drawn, so that runs that double until they settle, and these never do, end before memory does."""
+    run_window, runs = operating_point.run_window, []
+
+    def counted(*given: Any) -> Any:
+        runs.append(given)
+        return run_window(*given)
+
+    monkeypatch.setattr(operating_point, "run_window", counted)
+    monkeypatch.setattr(operating_point, "_AGREE", 0.0)
+    monkeypatch.setattr(operating_point, "_WAIT_S", math.inf)
+    monkeypatch.setattr(operating_point, "_MOST_DRAWN", 2000)
+    model = profile(ASKING + "memory_tokens = 60_000\nprefix_caching = false\n").model
+    operating_point.tried(Overload(thresholds=(5.0,)), model, Plan())
+    assert 1 < len(runs) < 8
