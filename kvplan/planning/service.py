@@ -104,7 +104,11 @@ def _with_traffic(profile: Profile, tables: Mapping[str, Any]) -> Profile:
 
 
 def with_demand(profile: Profile, demand: Demand | Replay | Stated) -> Profile:
-    """Return a profile, which may lack traffic, with that of a demand."""
+    """Return a profile, which may lack traffic, with that of a demand; refuse a trace where classes have promises."""
+    classes, kept = profile.tables.get("classes", ()), ("slo", "priority", "deadline")
+    if isinstance(demand, Replay) and (lost := [key for key in kept if any(key in c for c in classes)]):
+        has = f"{profile.source} has classes with {', '.join(lost)}"
+        raise UsageError(f"--trace: its requests are of one class, and {has}")
     return _with_origin(_with_traffic(profile, demand.tables), demand)
 
 

@@ -1,6 +1,6 @@
 """A saved plan takes the options of `plan`: what is asked for otherwise, and the rest as it was."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from every import every
@@ -8,11 +8,12 @@ from every import every
 from kvplan.errors import UsageError
 from kvplan.model import Plan
 from kvplan.options import PlanOptions
+from kvplan.planning.demand import Replay
 from kvplan.planning.kinds import Kind
 from kvplan.planning.options import request
 from kvplan.planning.plan import _in_words
 from kvplan.planning.result import Request
-from kvplan.planning.service import replica_profile
+from kvplan.planning.service import replica_profile, with_demand
 from kvplan.profile.reading import Profile, parse_profile
 from kvplan.study.trial import Task
 
@@ -219,3 +220,9 @@ def test_a_profile_without_a_model_cannot_be_estimated() -> None:
     plain = saved().changed({("model",): None})
     with pytest.raises(UsageError, match=r"plan\.toml: .* and the profile has no \[model\] with its name"):
         request([plain], PlanOptions((), gpu="H200"))
+
+
+def test_a_trace_does_not_take_the_place_of_classes_with_promises() -> None:
+    promised = ONE.replace("rate = 4.0", 'rate = 4.0, slo = { ttft_s.p95 = "1 s" }')
+    with pytest.raises(UsageError, match=r"--trace: .* plan\.toml has classes with slo"):
+        with_demand(saved(promised), Replay({}, cast(Any, None), "t.csv"))
