@@ -28,6 +28,7 @@ from kvplan.simulation.requests import Requests, chosen, saturated, with_drafts
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
 BATCHES = 20  # of a run, of which the first half is dropped
 _BUDGET = 3_000_000  # completions and evictions of all runs
+_MOST_STEPS = 100_000_000  # of requests with drafts, each of which is kept
 _ITERATIONS = 20_000_000  # of their first lengths
 _PRECISE, _STEADY = 0.0025, 0.003  # standard error of a settled start; how far apart two quarters may be
 _LAYERED = 2.0, 0.25  # times the standard error, and the first length, where every token of a run takes work
@@ -167,7 +168,9 @@ class Saturated:
     def recovery(self, model: ServingModel) -> Recovery:
         """Return the rate at the timing of a model that has this mix."""
         weights, timing = weights_of(model, self._starts[0].run.means()), model.timing
-        levels = [0] * len(self._starts)
+        levels, most = [0] * len(self._starts), float(_BUDGET)
+        if model.drafts is not None:
+            most = min(most, _MOST_STEPS / float(model.mix.mean(model.mix.stages)))
         at_once(lambda start: start.reach(0), self._starts)
         while True:
             pairs = list(zip(self._starts, levels, strict=True))
@@ -178,7 +181,7 @@ class Saturated:
             ]
             spent = sum(start.cost(level) for start, level in pairs)
             doubled = spent + sum(self._starts[i].cost(levels[i]) for i in unsettled)
-            if not unsettled or self._cut or doubled > _BUDGET:
+            if not unsettled or self._cut or doubled > most:
                 break
             for i in unsettled:
                 levels[i] += 1
