@@ -199,7 +199,12 @@ class Backlog:
         model, parts = self._model, [] if before is None else [before]
         first, self._pieces = self._pieces, self._pieces + math.ceil(more / _PIECE)
         seeds = ((*self._seed, piece) for piece in range(first, self._pieces))
-        parts += (_piece(model.classes, model.drafts, seed) for seed in seeds)
+        parts += (
+            _piece(model.classes, seed)
+            if model.drafts is None
+            else _drafted_piece(model.classes, model.drafts, seed)
+            for seed in seeds
+        )
         requests = replace(joined(parts), most_waiting=self._most_waiting)
         names = tuple(c.name for c in model.classes)
         setup, _ = self._policy.set_up(Scenario(model, self._plan, requests, names), self._settings)
@@ -251,11 +256,20 @@ class Backlog:
 
 
 @lru_cache(maxsize=64)  # settings are compared on the same requests
-def _piece(classes: tuple[RequestClass, ...], drafts: Drafts | None, seed: tuple[int, ...]) -> Requests:
+def _piece(classes: tuple[RequestClass, ...], seed: tuple[int, ...]) -> Requests:
     """Draw some requests of these classes, which no replica has a part in."""
+    return _drawn(classes, np.random.default_rng(seed))
+
+
+@lru_cache(maxsize=8)  # with every step of long answers they take 20 MB each
+def _drafted_piece(classes: tuple[RequestClass, ...], drafts: Drafts, seed: tuple[int, ...]) -> Requests:
+    """Draw them with what is accepted of their drafts."""
     rng = np.random.default_rng(seed)
-    drawn = saturated(ServingModel(classes, Timing(1.0), Replica(1)), rng, requests=_PIECE)
-    return drawn if drafts is None else with_drafts(drawn, drafts, rng)
+    return with_drafts(_drawn(classes, rng), drafts, rng)
+
+
+def _drawn(classes: tuple[RequestClass, ...], rng: np.random.Generator) -> Requests:
+    return saturated(ServingModel(classes, Timing(1.0), Replica(1)), rng, requests=_PIECE)
 
 
 def footprint(s: State, first: IntArray, emitted: IntArray) -> FloatArray:

@@ -28,7 +28,7 @@ from kvplan.simulation.requests import Requests, chosen, saturated, with_drafts
 _FEWEST, _STAYS, _FILLS = 4_000, 20, 4  # completions, longest stays and fillings of memory in a run at first
 BATCHES = 20  # of a run, of which the first half is dropped
 _BUDGET = 3_000_000  # completions and evictions of all runs
-_MOST_STEPS = 100_000_000  # of requests with drafts, each of which is kept
+_MOST_STEPS = 20_000_000  # of requests with drafts, each of which is kept
 _ITERATIONS = 20_000_000  # of their first lengths
 _PRECISE, _STEADY = 0.0025, 0.003  # standard error of a settled start; how far apart two quarters may be
 _LAYERED = 2.0, 0.25  # times the standard error, and the first length, where every token of a run takes work
