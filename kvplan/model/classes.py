@@ -46,9 +46,8 @@ class RequestClass:
     input_law: Lengths | None = None
     decode_law: Lengths | None = None  # ... and where `decode_tokens` are
     priority: int = 0  # where the engine schedules by it: lower goes first
-    deadline_s: float | None = (
-        None  # when what comes until then has to be done; runs may begin with all of it
-    )
+    # when what comes until then has to be done; runs may begin with all of it
+    deadline_s: float | None = None
 
     @property
     def kinds(self) -> tuple[Prompt, ...]:

@@ -134,8 +134,9 @@ def _refuse_other_engine(profiles: Sequence[Profile], engine: Engine | None) -> 
         table = profile.tables.get("engine", {})
         own = Engine(EngineName(table.get("name", EngineName.VLLM)), table.get("version", ""))
         if engine.name is not own.name or engine.version not in ("", own.version):
-            why = f"{profile.source} is of {'=='.join(filter(None, own))}; with --gpu its model is estimated anew"
-            raise UsageError(f"--engine {'=='.join(filter(None, engine))}: {why}")
+            asked, known = ("==".join(filter(None, each)) for each in (engine, own))
+            why = f"{profile.source} is of {known}; with --gpu its model is estimated anew"
+            raise UsageError(f"--engine {asked}: {why}")
 
 
 def _states_all(asked: PlanOptions) -> bool:

